@@ -1,0 +1,1 @@
+"""What plans and engines assert, and retract."""

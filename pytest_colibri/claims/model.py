@@ -1,0 +1,51 @@
+"""Claims: checkable statements of a planner or an engine, with the place where each was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pytest_colibri.host.model import DeviceIdentity
+
+ClaimKind = Literal["device", "expert_tier", "dispatch_counts", "tokens", "memory_budget", "plan"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something was said: ``engine stdout``, line 7; or ``plan``, and the key."""
+
+    source: str
+    line: int | str
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Retraction:
+    """A later line that takes a claim back, with its reason."""
+
+    reason: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement that evidence can confirm or refute.
+
+    ``advertised`` is the statement in a few words, as reports print it. ``experts`` are the (layer, expert)
+    pairs that a tier is said to hold, ``pieces`` the parts of the computation that it is said to do
+    (``gate_up``, ``down``), ``counts`` figures by name (dispatches by phase and shader, bytes).
+    """
+
+    kind: ClaimKind
+    subject: str
+    advertised: str
+    place: Place
+    device: DeviceIdentity | None = None
+    tier: str | None = None
+    pieces: tuple[str, ...] = ()
+    experts: tuple[tuple[int, int], ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    retracted: Retraction | None = None

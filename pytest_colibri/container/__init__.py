@@ -1,0 +1,1 @@
+"""Model containers: safetensors headers, expert geometry, weight formats, tiny models."""

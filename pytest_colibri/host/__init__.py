@@ -1,0 +1,1 @@
+"""The facts of a machine, probed live or emulated from recordings."""

@@ -1,0 +1,1 @@
+"""The reference planner: which bytes live on which tier, and why."""

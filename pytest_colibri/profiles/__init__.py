@@ -1,0 +1,1 @@
+"""Hardware profiles: what a machine is and is claimed to do."""

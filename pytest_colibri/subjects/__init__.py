@@ -1,0 +1,1 @@
+"""The things under test: the embedded reference, or any program that speaks the protocol."""

@@ -1,0 +1,47 @@
+"""Byte figures with their source, and the one rule for writing them.
+
+GB is 10^9 bytes in everything that is printed or exported; MiB is 2^20 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GB = 10**9
+KIB = 2**10
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A byte count and where it comes from; ``bytes`` is None when no source gives it.
+
+    Unknown is not zero: a None figure drives no decision and says so when printed.
+    """
+
+    bytes: int | None
+    source: str
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.bytes)} ({self.source})"
+
+
+def smallest(*figures: Figure) -> Figure:
+    """Return the smallest known figure, or an unknown one that names every source asked."""
+    known = [figure for figure in figures if figure.bytes is not None]
+    if not known:
+        return Figure(None, " and ".join(figure.source for figure in figures) or "no source")
+    return min(known, key=lambda figure: figure.bytes or 0)
+
+
+def format_bytes(count: int | None) -> str:
+    """Write a byte count for people: ``unknown``, ``512 B``, ``16.0 kB``, ``2.4 MB`` or ``114.2 GB``."""
+    if count is None:
+        return "unknown"
+    if abs(count) >= GB // 10:
+        return f"{count / GB:.1f} GB" if abs(count) >= 10 * GB else f"{count / GB:.2f} GB"
+    if abs(count) >= 10**5:
+        return f"{count / 10**6:.1f} MB"
+    if abs(count) >= 10**4:
+        return f"{count / 1000:.1f} kB"
+    return f"{count} B"

@@ -1,0 +1,1 @@
+"""Observers that do not trust the engine."""
