@@ -1,0 +1,309 @@
+"""Read safetensors containers: headers first, every figure checked before it is used, then positioned reads.
+
+Format: https://github.com/huggingface/safetensors (README, "Format"). A shard is 8 bytes of header length
+(little-endian), a JSON header, and a byte buffer that the tensors fill without overlap and without holes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
+
+from pytest_colibri.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_CONFIG_BYTES = 16 * 2**20
+MAX_JSON_VALUES = 4_000_000
+MAX_TENSORS = 1_000_000
+MAX_RANK = 16
+
+DTYPE_BITS: Mapping[str, int] = MappingProxyType(
+    {
+        "F4": 4,
+        **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+        **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+        **dict.fromkeys(("U32", "I32", "F32"), 32),
+        **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    }
+)
+
+_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
+
+
+class ContainerError(UsageError):
+    """A model container that cannot be used: names the file, the tensor, the fault and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a shard. ``offset`` counts bytes from the start of the file ``shard``."""
+
+    name: str
+    shard: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def quote(value: object) -> str:
+    """Write a value out of a hostile file for people: escaped, and cut to a line."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def scan_shard(path: Path) -> dict[str, TensorInfo]:
+    """Read the header of one safetensors file and check it against the file; no payload is read.
+
+    Raises ContainerError where the file is no regular file, or the header is not what the format allows.
+    Holes between tensors, and bytes after the last one, are refused, as the format demands.
+    """
+    header, data_start, file_bytes = _read_header(path)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ContainerError(f"{path}: __metadata__ must map strings to strings")
+    buffer_bytes = file_bytes - data_start
+    tensors = {name: _tensor(path, name, entry, data_start, buffer_bytes) for name, entry in header.items()}
+    _check_layout(path, tensors, data_start, file_bytes)
+    return tensors
+
+
+def _read_header(path: Path) -> tuple[dict[str, object], int, int]:
+    """Return the parsed header, the offset of the byte buffer and the size of the file."""
+    with _open_regular(path) as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise ContainerError(f"{path}: {len(prefix)} bytes are too short for a safetensors file")
+        header_bytes = int.from_bytes(prefix, "little")
+        allowed = min(MAX_HEADER_BYTES, file_bytes - 8)
+        if header_bytes > allowed:
+            raise ContainerError(
+                f"{path}: the header claims {header_bytes} bytes; at most {allowed} are allowed"
+            )
+        raw = file.read(header_bytes)
+    if len(raw) < header_bytes:
+        raise ContainerError(f"{path}: the header ends after {len(raw)} of {header_bytes} bytes")
+    return parse_json_object(raw, path, "header"), 8 + header_bytes, file_bytes
+
+
+def _open_regular(path: Path) -> BufferedReader:
+    try:
+        # A FIFO or a device would block or never end; links are followed, model caches are made of them.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ContainerError(f"{path}: not a regular file")
+        return path.open("rb")
+    except OSError as error:
+        raise ContainerError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_json_object(raw: bytes, path: Path, what: str) -> dict[str, object]:
+    """Parse strict JSON: UTF-8, one object, no duplicate keys, no NaN, a bounded number of values."""
+    # Every JSON value follows a comma or an opening bracket, so this bounds memory before it is allocated.
+    if raw.count(b",") + raw.count(b"{") + raw.count(b"[") > MAX_JSON_VALUES:
+        raise ContainerError(f"{path}: the {what} holds more than {MAX_JSON_VALUES} values")
+    try:
+        parsed = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+        )
+    except RecursionError:
+        raise ContainerError(f"{path}: the {what} is nested too deeply") from None
+    except ValueError as error:
+        raise ContainerError(f"{path}: the {what} is not valid JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ContainerError(f"{path}: the {what} must be a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {quote(twice)} appears twice")
+    return unique
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _tensor(path: Path, name: str, entry: object, data_start: int, buffer_bytes: int) -> TensorInfo:
+    if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
+        raise _refused(path, name, f"must have exactly the keys {', '.join(sorted(_ENTRY_KEYS))}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise _refused(path, name, f"dtype {quote(dtype)} is not one of {', '.join(DTYPE_BITS)}")
+    if not _is_counts(shape) or len(shape) > MAX_RANK:
+        raise _refused(path, name, f"shape {quote(shape)} is not a list of at most {MAX_RANK} counts")
+    if not _is_counts(offsets) or len(offsets) != 2:
+        raise _refused(path, name, f"data_offsets {quote(offsets)} are not two counts")
+    begin, end = offsets
+    if not begin <= end <= buffer_bytes:
+        raise _refused(path, name, f"data_offsets {quote(offsets)} do not lie within 0 and {buffer_bytes}")
+    if math.prod(shape) * DTYPE_BITS[dtype] != (end - begin) * 8:
+        raise _refused(path, name, f"{dtype} {quote(shape)} does not take the {end - begin} bytes given")
+    return TensorInfo(name, path, dtype, tuple(shape), data_start + begin, end - begin)
+
+
+def _is_counts(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _refused(path: Path, name: str, why: str) -> ContainerError:
+    return ContainerError(f"{path}: tensor {quote(name)}: {why}")
+
+
+def _check_layout(path: Path, tensors: Mapping[str, TensorInfo], data_start: int, file_bytes: int) -> None:
+    position, before = data_start, "the header"
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
+        if tensor.offset < position:
+            raise _refused(path, tensor.name, f"overlaps {before}")
+        if tensor.offset > position:
+            raise _refused(
+                path, tensor.name, f"leaves {tensor.offset - position} unused bytes after {before}"
+            )
+        position, before = tensor.offset + tensor.nbytes, f"tensor {quote(tensor.name)}"
+    if position < file_bytes:
+        raise ContainerError(f"{path}: {file_bytes - position} bytes after {before} belong to no tensor")
+
+
+class Container:
+    """An opened model folder: its configuration, its tensors, and reads at exact positions.
+
+    Shards are opened when they are first read and stay open until ``close``. Reads are thread-safe.
+    """
+
+    def __init__(
+        self, path: Path, config: Mapping[str, object], tensors: Mapping[str, TensorInfo], shards: int
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.tensors = tensors
+        self.shards = shards
+        self._files: dict[Path, BufferedReader] = {}
+        self._lock = threading.Lock()
+
+    def info(self, name: str) -> TensorInfo:
+        """Return the tensor called ``name``; ContainerError where the container has none."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise ContainerError(f"{self.path}: there is no tensor {quote(name)}") from None
+
+    def read(self, name: str) -> NDArray[np.uint8]:
+        """Return the stored bytes of a tensor, flat."""
+        import numpy as np
+
+        info = self.info(name)
+        payload = np.empty(info.nbytes, dtype=np.uint8)
+        self.read_into(info, 0, payload.data)
+        return payload
+
+    def read_f32(self, name: str) -> NDArray[np.float32]:
+        """Return an F32 tensor in its shape; ContainerError for another dtype."""
+        import numpy as np
+
+        info = self.info(name)
+        if info.dtype != "F32":
+            raise _refused(info.shard, name, f"is {info.dtype}; only F32 can be read as numbers")
+        return self.read(name).view(np.dtype("<f4")).astype(np.float32, copy=False).reshape(info.shape)
+
+    def read_at(self, info: TensorInfo, start: int, length: int) -> bytearray:
+        """Return ``length`` bytes of a tensor from its byte ``start``."""
+        self._check_range(info, start, length)
+        piece = bytearray(length)
+        self.read_into(info, start, memoryview(piece))
+        return piece
+
+    def read_into(self, info: TensorInfo, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes of a tensor from its byte ``start``; a short file is an error."""
+        target = buffer.cast("B")
+        self._check_range(info, start, len(target))
+        file = self._file(info.shard)
+        position = info.offset + start
+        while len(target):
+            count = self._read_some(file, position, target)
+            if count == 0:
+                raise _refused(
+                    info.shard, info.name, f"the file ends at byte {position}; it was cut meanwhile"
+                )
+            position += count
+            target = target[count:]
+
+    def _check_range(self, info: TensorInfo, start: int, length: int) -> None:
+        if start < 0 or length < 0 or start + length > info.nbytes:
+            raise _refused(
+                info.shard, info.name, f"bytes {start} to {start + length} do not lie within {info.nbytes}"
+            )
+
+    def _file(self, shard: Path) -> BufferedReader:
+        with self._lock:
+            if shard not in self._files:
+                self._files[shard] = _open_regular(shard)
+            return self._files[shard]
+
+    def _read_some(self, file: BufferedReader, position: int, target: memoryview) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(file.fileno(), [target], position)
+        with self._lock:
+            file.seek(position)
+            return file.readinto(target)
+
+    def close(self) -> None:
+        """Close the shards; a later read opens them again."""
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+    def __enter__(self) -> Container:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_container(directory: Path) -> Container:
+    """Scan every ``*.safetensors`` of a model folder and its ``config.json``.
+
+    Raises ContainerError for a folder without them, for a bad header, and for a tensor that two shards hold.
+    """
+    config = read_config(directory)
+    shards = sorted(directory.glob("*.safetensors"))
+    if not shards:
+        raise ContainerError(f"{directory}: there is no *.safetensors file")
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        for name, info in scan_shard(shard).items():
+            if name in tensors:
+                raise _refused(shard, name, f"lies in {tensors[name].shard.name} too")
+            tensors[name] = info
+        if len(tensors) > MAX_TENSORS:
+            raise ContainerError(f"{directory}: more than {MAX_TENSORS} tensors")
+    return Container(directory, MappingProxyType(config), MappingProxyType(tensors), len(shards))
+
+
+def read_config(directory: Path) -> dict[str, object]:
+    """Parse the ``config.json`` of a model folder, at most 16 MiB of strict JSON."""
+    path = directory / "config.json"
+    with _open_regular(path) as file:
+        raw = file.read(MAX_CONFIG_BYTES + 1)
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise ContainerError(f"{path}: more than {MAX_CONFIG_BYTES} bytes")
+    return parse_json_object(raw, path, "configuration")
