@@ -36,7 +36,7 @@ GROUP_SIZES = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How a matrix is stored. ``group_size`` is inputs per scale, None where a scale spans the row or none is."""
+    """How a matrix is stored. ``group_size`` is inputs per scale, None where no scale stands for a group."""
 
     kind: Kind
     group_size: int | None = None
