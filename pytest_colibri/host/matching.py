@@ -1,0 +1,138 @@
+"""Hold a profile against a host: does it fit, with which devices, and which profile fits best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from pytest_colibri.errors import HostMismatch
+from pytest_colibri.host.model import Accelerator, Host
+from pytest_colibri.profiles.model import DeviceMatch, DeviceType, Profile
+
+_API_NAMES = {"vulkan": "Vulkan", "cuda": "CUDA", "rocm": "ROCm", "metal": "Metal"}
+_BEST_TYPE_FIRST: tuple[DeviceType, ...] = ("discrete", "integrated", "virtual", "other", "cpu")
+# The embedded engine does not compute on these; a run on them needs a checkout.
+_CHECKOUT_BACKENDS = ("rocm", "metal")
+
+
+def mismatches(profile: Profile, host: Host) -> tuple[str, ...]:
+    """Return a sentence for each need of the profile that the host does not meet; none means that it fits."""
+    return tuple(
+        f"the profile {profile.name} needs {need}; this host {has}" for need, has in _unmet(profile, host)
+    )
+
+
+def matching_accelerators(profile: Profile, host: Host) -> tuple[Accelerator, ...]:
+    """Return the devices of the host that fit the profile, the best first.
+
+    Discrete comes before integrated whatever the size, then the larger; an unknown size ranks last.
+    """
+    device = profile.match.device
+    if device is None:
+        return ()
+    fitting = [candidate for candidate in host.accelerators if _fits(profile, device, candidate)]
+    return tuple(sorted(fitting, key=_device_rank))
+
+
+def best_profile(profiles: Sequence[Profile], host: Host) -> tuple[Profile, str]:
+    """Choose the profile that fits the host best; say why, and why the others were passed over.
+
+    A GPU comes before a software device, that before none; discrete before integrated; a backend of the
+    embedded engine before one that needs a checkout; then the profile that asks for more.
+    Raises HostMismatch when none fits.
+    """
+    fitting = [profile for profile in profiles if not _unmet(profile, host)]
+    if not fitting:
+        reasons = [sentence for profile in profiles for sentence in mismatches(profile, host)]
+        raise HostMismatch("\n".join(["no profile fits this host", *reasons]))
+    best = min(fitting, key=lambda profile: _profile_rank(profile, host))
+    devices = matching_accelerators(best, host)
+    reason = (
+        f"the profile {best.name} was chosen: {devices[0].describe() if devices else 'no device'} fits it"
+    )
+    others = [
+        f"{other.name} ({_reason_against(other, best, host)})" for other in profiles if other is not best
+    ]
+    return best, f"{reason}; passed over: {', '.join(others)}" if others else reason
+
+
+def _unmet(profile: Profile, host: Host) -> list[tuple[str, str]]:
+    """Return each unmet need, and what the host has instead."""
+    match, unmet = profile.match, []
+    if match.systems and host.system not in match.systems:
+        unmet.append((f"the system {_either(match.systems)}", f"runs {host.system}"))
+    if match.architectures and host.architecture not in match.architectures:
+        unmet.append((f"the architecture {_either(match.architectures)}", f"has {host.architecture}"))
+    if match.device is not None and not matching_accelerators(profile, host):
+        unmet.append((_needed_device(profile, match.device), _devices_of(host, profile.backend)))
+    return unmet
+
+
+def _fits(profile: Profile, match: DeviceMatch, device: Accelerator) -> bool:
+    return (
+        device.identity.api == profile.backend
+        and (not match.vendors or device.vendor in match.vendors)
+        and (not match.types or device.type in match.types)
+        and (not match.names or _matches_any(device.identity.name, match.names))
+        and (not match.drivers or _matches_any(device.driver, match.drivers))
+        and (profile.pool is None or device.pool in (None, profile.pool))
+    )
+
+
+def _matches_any(text: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(text.lower(), pattern.lower()) for pattern in patterns)
+
+
+def _needed_device(profile: Profile, match: DeviceMatch) -> str:
+    wanted = {"vendor": match.vendors, "type": match.types, "name": match.names, "driver": match.drivers}
+    needs = [f"{what} {_either(allowed)}" for what, allowed in wanted.items() if allowed]
+    if profile.pool is not None:
+        needs.append(f"{profile.pool} memory")
+    return f"a {_API_NAMES[profile.backend]} device of {' and '.join(needs)}"
+
+
+def _devices_of(host: Host, api: str) -> str:
+    """Say which devices the host has under the interface; without one, which under others, and its notes."""
+    devices = [device.describe() for device in host.accelerators if device.identity.api == api]
+    if devices:
+        return f"has {', '.join(devices)}"
+    others = [device.describe() for device in host.accelerators]
+    instead = f", only {', '.join(others)}" if others else ""
+    notes = f" ({'; '.join(host.notes)})" if host.notes else ""
+    return f"has no {_API_NAMES[api]} device{instead}{notes}"
+
+
+def _device_rank(device: Accelerator) -> tuple[int, bool, int]:
+    size = device.total.bytes
+    return _BEST_TYPE_FIRST.index(device.type), size is None, -(size or 0)
+
+
+def _profile_rank(profile: Profile, host: Host) -> tuple[int, bool, int]:
+    devices = matching_accelerators(profile, host)
+    type_rank = _BEST_TYPE_FIRST.index(devices[0].type) if devices else len(_BEST_TYPE_FIRST)
+    return type_rank, profile.backend in _CHECKOUT_BACKENDS, -_constraint_count(profile)
+
+
+def _constraint_count(profile: Profile) -> int:
+    match, device = profile.match, profile.match.device or DeviceMatch()
+    constraints = (
+        match.systems, match.architectures,
+        device.vendors, device.types, device.names, device.drivers, profile.pool,
+    )  # fmt: skip
+    return sum(bool(constraint) for constraint in constraints)
+
+
+def _reason_against(profile: Profile, best: Profile, host: Host) -> str:
+    if unmet := _unmet(profile, host):
+        return "needs " + " and ".join(need for need, _ in unmet)
+    rank, best_rank = _profile_rank(profile, host), _profile_rank(best, host)
+    if rank[0] != best_rank[0]:
+        devices = matching_accelerators(profile, host)
+        return f"fits, but with {devices[0].describe() if devices else 'no device'}"
+    if rank[1] != best_rank[1]:
+        return f"fits, but {_API_NAMES[profile.backend]} needs a checkout of the engine"
+    return "fits, but is no more specific"
+
+
+def _either(allowed: Sequence[str]) -> str:
+    return " or ".join(allowed)

@@ -1,0 +1,189 @@
+"""Check a profile's document and say what is wrong with it, where, and what is allowed instead."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_colibri.profiles.yaml import Document, Location, Mark, describe_error
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
+
+VIOLATION_LIMIT = 20
+
+Violation = tuple[Mark, str, str]
+
+_TYPES = {"string": "text", "array": "a list", "object": "a mapping of keys to values"}
+_MOST_OR_LEAST = {
+    "minItems": "at least {} in the list",
+    "maxItems": "at most {} in the list",
+    "minLength": "at least {} character",
+    "maxLength": "at most {} characters",
+    "minProperties": "at least {} key",
+    "maxProperties": "at most {} keys",
+}
+
+
+def violations(document: Document) -> list[str]:
+    """Return what breaks the schema, or else the rules beyond it, in order of place.
+
+    Each is one line, ``FILE:LINE:COLUMN: what; allowed: what is``; a last line counts those past the bound.
+    """
+    found = sorted(_schema_violations(document)) or sorted(_rule_violations(document))
+    lines = [describe_error(document.path, *violation) for violation in found[:VIOLATION_LIMIT]]
+    if len(found) > VIOLATION_LIMIT:
+        lines.append(f"{document.path}: and {len(found) - VIOLATION_LIMIT} more")
+    return lines
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Write the known words that look like ``word`` as ``; nearest: a, b``, or nothing."""
+    close = difflib.get_close_matches(word[:64], list(known), n=3, cutoff=0.5)
+    return f"; nearest: {', '.join(close)}" if close else ""
+
+
+def load_schema() -> dict[str, Any]:
+    """Read the JSON Schema (2020-12) of profiles."""
+    schema: dict[str, Any] = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
+    return schema
+
+
+def _schema_violations(document: Document) -> Iterator[Violation]:
+    from jsonschema import Draft202012Validator
+
+    for error in Draft202012Validator(load_schema()).iter_errors(document.value):
+        yield from _explain(document, error)
+
+
+def _explain(document: Document, error: ValidationError) -> Iterator[Violation]:
+    """Turn one error of jsonschema into sentences; the schema says what is allowed."""
+    location: Location = tuple(error.absolute_path)
+    instance: Any = error.instance
+    schema: Any = error.schema
+    if "propertyNames" in error.absolute_schema_path:
+        mark = document.key_marks[(*location, instance)]
+        yield mark, f"{_show(instance)} cannot be a key here", _phrase(schema)
+    elif error.validator == "additionalProperties":
+        yield from _unknown_keys(document, location, instance, list(schema["properties"]))
+    elif error.validator == "required":
+        # jsonschema reports each missing key by itself, and names it in prose only.
+        missing = [key for key in schema["required"] if f"{key!r} is a required" in error.message]
+        what = f"{_subject(location)} lacks the key {missing[0]}"
+        yield document.value_marks[location], what, _keys(schema["properties"], schema["required"])
+    elif error.validator == "uniqueItems":
+        yield from _repeated_items(document, location, instance)
+    else:
+        yield document.value_marks[location], *_wrong_value(location, error, schema)
+
+
+def _wrong_value(location: Location, error: ValidationError, schema: Mapping[str, Any]) -> tuple[str, str]:
+    subject, given = _subject(location), _show(error.instance)
+    if error.validator == "type":
+        wanted = _TYPES[schema["type"]]
+        is_scalar = isinstance(error.instance, (bool, int, float))
+        hint = f" in quotes: {_quoted(error.instance)}" if wanted == "text" and is_scalar else ""
+        return f"{subject} must be {wanted}, not {given}", wanted + hint
+    if error.validator == "enum":
+        values = schema["enum"]
+        return f"{subject} cannot be {given}{nearest(str(error.instance), values)}", ", ".join(values)
+    if error.validator == "pattern":
+        return f"{subject} cannot be {given}", _phrase(schema)
+    bound = _MOST_OR_LEAST[str(error.validator)].format(error.validator_value)
+    return f"{subject} is too {'short' if 'min' in str(error.validator) else 'long'}", bound
+
+
+def _unknown_keys(
+    document: Document, location: Location, mapping: Mapping[str, object], known: list[str]
+) -> Iterator[Violation]:
+    for key in mapping:
+        if key not in known:
+            what = f"unknown key {_show(key)} in {_subject(location)}{nearest(key, known)}"
+            yield document.key_marks[(*location, key)], what, ", ".join(known)
+
+
+def _repeated_items(document: Document, location: Location, items: list[object]) -> Iterator[Violation]:
+    for index, item in enumerate(items):
+        if item in items[:index]:
+            what = f"{_show(item)} stands twice in {_subject(location)}"
+            yield document.value_marks[(*location, index)], what, "each value once"
+
+
+def _rule_violations(document: Document) -> Iterator[Violation]:
+    """Check what a schema cannot say with a place: the profile as a whole must make sense."""
+    profile: Any = document.value
+    if profile["name"] != document.path.stem:
+        what = f"name is {_show(profile['name'])} in a file called {document.path.name}"
+        yield document.value_marks[("name",)], what, _show(document.path.stem)
+    yield from _cpu_rules(document, profile) if profile["backend"] == "cpu" else _gpu_rules(document, profile)
+    yield from _recording_rules(document, profile["recordings"])
+
+
+def _cpu_rules(document: Document, profile: Mapping[str, Any]) -> Iterator[Violation]:
+    for location in (("match", "device"), ("pool",)):
+        if location in document.key_marks:
+            what = f"{location[-1]} in a profile of the backend cpu"
+            yield document.key_marks[location], what, "none, a cpu profile has no device"
+    if "vram" in profile["tiers"]:
+        mark = document.value_marks[("tiers", profile["tiers"].index("vram"))]
+        yield mark, "tier vram in a profile of the backend cpu", "ram, disk"
+
+
+def _gpu_rules(document: Document, profile: Mapping[str, Any]) -> Iterator[Violation]:
+    backend = profile["backend"]
+    if "device" not in profile["match"]:
+        mark, what = document.value_marks[("match",)], f"match lacks the key device, which {backend} needs"
+        yield mark, what, "device with vendor, type, name or driver"
+    if "pool" not in profile:
+        mark, what = document.value_marks[()], f"the profile lacks the key pool, which {backend} needs"
+        yield mark, what, "unified, discrete, either"
+    if "vram" not in profile["tiers"]:
+        mark, what = document.value_marks[("tiers",)], f"tiers lack vram, which {backend} needs"
+        yield mark, what, "vram with ram and disk"
+
+
+def _recording_rules(document: Document, recordings: list[dict[str, str]]) -> Iterator[Violation]:
+    tools = [recording["tool"] for recording in recordings]
+    for index, recording in enumerate(recordings):
+        tool, mark = recording["tool"], document.value_marks[("recordings", index)]
+        if tool in tools[:index]:
+            tool_mark = document.value_marks[("recordings", index, "tool")]
+            yield tool_mark, f"a second recording of {tool}", "one recording of each tool"
+        if ("text" in recording) == ("file" in recording):
+            yield mark, f"the recording of {tool} needs its output", "exactly one of text and file"
+        if recording["provenance"] == "reported" and "link" not in recording:
+            yield mark, f"the reported recording of {tool} lacks the key link", "the address of the report"
+
+
+def _subject(location: Location) -> str:
+    """Name a place in the document as a person would: ``match.device.type[1]``."""
+    if not location:
+        return "the profile"
+    return "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step:.64}" for step in location)[1:]
+
+
+def _keys(properties: Mapping[str, object], required: list[str]) -> str:
+    optional = [key for key in properties if key not in required]
+    return ", ".join(required) + (f", and if wanted {', '.join(optional)}" if optional else "")
+
+
+def _phrase(schema: Mapping[str, Any]) -> str:
+    description: str = schema["description"].rstrip(".")
+    return description[0].lower() + description[1:]
+
+
+def _quoted(value: object) -> str:
+    return json.dumps(json.dumps(value))
+
+
+def _show(value: object) -> str:
+    """Write a value of the file in at most a few words."""
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 64 else f"{text[:60]}..."
