@@ -69,10 +69,10 @@ class Recording:
 class Profile:
     """A machine that a reporter may have: how to recognise it, and what it is claimed to do.
 
-    ``pool`` tells whether the accelerator shares the RAM (None without accelerator, and where the profile takes
-    devices of either kind: then the device decides). ``tiers`` are those
-    that an engine is claimed to have there. ``environment`` holds variables for the engine, which win over
-    what a planner exports. ``path`` is the file that the profile was read from.
+    ``pool`` tells whether the accelerator shares the RAM: None without accelerator, and where the profile
+    takes devices of either kind, since then the device decides. ``tiers`` are those that an engine is claimed
+    to have there. ``environment`` holds variables for the engine, which win over what a planner exports.
+    ``path`` is the file that the profile was read from.
     """
 
     name: str
