@@ -42,7 +42,9 @@ class RouteTraceWriter:
         self._call = 0
 
     def write(self, layer: int, rows: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """Append one batch: for each row its (expert, gate) choices, at least one."""
+        """Append one batch: for each row its (expert, gate) choices. Nine digits keep an f32 gate exact."""
+        if not rows or not all(rows):
+            raise ValueError("a batch has at least one row, and a row at least one choice")
         for row, choices in enumerate(rows):
             text = " ".join(f"{expert}:{gate:.9g}" for expert, gate in choices)
             self._file.write(f"{self._call} {row} {layer} {text}\n".encode("ascii"))

@@ -11,8 +11,8 @@ from pytest_colibri.errors import UsageError
 USAGE_FILE = ".coli_usage"
 MAX_USAGE_BYTES = 64 * 2**20
 
-_COUNTS = re.compile(r"(\d{1,6})[ \t]+(\d{1,6})[ \t]+(\d{1,18})", re.ASCII)
-_RECORD = re.compile(r"-\d{1,18}([ \t].*)?", re.ASCII)
+_COUNTS = re.compile(rb"(\d{1,6})[ \t]+(\d{1,6})[ \t]+(\d{1,18})")
+_RECORD = re.compile(rb"-\d{1,18}([ \t].*)?")
 
 
 def read_usage(path: Path) -> dict[tuple[int, int], int]:
@@ -22,13 +22,15 @@ def read_usage(path: Path) -> dict[tuple[int, int], int]:
     Raises UsageError with file and line for anything else, and for an expert that is listed twice.
     """
     counts: dict[tuple[int, int], int] = {}
-    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+    for number, line in enumerate(_read(path).split(b"\n"), start=1):
         text = line.strip()
         if not text or _RECORD.fullmatch(text):
             continue
         match = _COUNTS.fullmatch(text)
         if match is None:
-            raise UsageError(f"{path}:{number}: {text[:80]!r} is not 'layer expert count', three counts")
+            raise UsageError(
+                f"{path}:{number}: {text[:80].decode('latin-1')!r} is not 'layer expert count', three counts"
+            )
         layer, expert, count = map(int, match.groups())
         if (layer, expert) in counts:
             raise UsageError(f"{path}:{number}: expert {expert} of layer {layer} is listed twice")
@@ -36,7 +38,7 @@ def read_usage(path: Path) -> dict[tuple[int, int], int]:
     return counts
 
 
-def _read_text(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
         if not path.is_file():
             raise UsageError(f"{path}: no such usage history")
@@ -46,8 +48,7 @@ def _read_text(path: Path) -> str:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     if len(raw) > MAX_USAGE_BYTES:
         raise UsageError(f"{path}: a usage history of more than {MAX_USAGE_BYTES} bytes is not read")
-    # Latin-1 never fails; a byte that is no digit is then refused with its line.
-    return raw.decode("latin-1")
+    return raw
 
 
 def write_usage(path: Path, counts: Mapping[tuple[int, int], int]) -> None:
