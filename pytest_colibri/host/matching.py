@@ -92,14 +92,14 @@ def _needed_device(profile: Profile, match: DeviceMatch) -> str:
 
 
 def _devices_of(host: Host, api: str) -> str:
-    """Say which devices the host has under the interface; without one, which under others, and its notes."""
+    """Say which devices the host has under the interface; without one, which under others, and why."""
     devices = [device.describe() for device in host.accelerators if device.identity.api == api]
     if devices:
         return f"has {', '.join(devices)}"
     others = [device.describe() for device in host.accelerators]
     instead = f", only {', '.join(others)}" if others else ""
-    notes = f" ({'; '.join(host.notes)})" if host.notes else ""
-    return f"has no {_API_NAMES[api]} device{instead}{notes}"
+    reasons = [note for note in host.notes if note.startswith(_API_NAMES[api])]
+    return f"has no {_API_NAMES[api]} device{instead}" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
 def _device_rank(device: Accelerator) -> tuple[int, bool, int]:
@@ -113,6 +113,10 @@ def _profile_rank(profile: Profile, host: Host) -> tuple[int, bool, int]:
     return type_rank, profile.backend in _CHECKOUT_BACKENDS, -_constraint_count(profile)
 
 
+def _what_fits(devices: Sequence[Accelerator]) -> str:
+    return f"{devices[0].describe()} fits it" if devices else "it needs no device"
+
+
 def _constraint_count(profile: Profile) -> int:
     match, device = profile.match, profile.match.device or DeviceMatch()
     constraints = (
@@ -124,7 +128,7 @@ def _constraint_count(profile: Profile) -> int:
 
 def _reason_against(profile: Profile, best: Profile, host: Host) -> str:
     if unmet := _unmet(profile, host):
-        return "needs " + " and ".join(need for need, _ in unmet)
+        return f"needs {unmet[0][0]}"
     rank, best_rank = _profile_rank(profile, host), _profile_rank(best, host)
     if rank[0] != best_rank[0]:
         devices = matching_accelerators(profile, host)
