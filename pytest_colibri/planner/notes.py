@@ -1,0 +1,97 @@
+"""What a person must know about a plan, in sentences that hold for every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_colibri.host.model import Accelerator
+from pytest_colibri.planner import budgets, environment
+from pytest_colibri.planner.plan import DeviceShare, PlanRequest
+from pytest_colibri.units import Figure, format_bytes
+
+IN_USE_PERCENT = 5
+
+
+def memory_notes(limit: Figure, ram_budget_bytes: int) -> tuple[str, ...]:
+    """Say what an explicit RAM budget was not held against, or takes from the reserve."""
+    if limit.bytes is None:
+        return (
+            f"the available memory is unknown ({limit.source}): the RAM budget of "
+            f"{format_bytes(ram_budget_bytes)} is taken as asked for",
+        )
+    if ram_budget_bytes > budgets.automatic_ram_budget(limit.bytes):
+        return (
+            f"the RAM budget of {format_bytes(ram_budget_bytes)}, kept as asked for, leaves "
+            f"{format_bytes(limit.bytes - ram_budget_bytes)} of {limit}",
+        )
+    return ()
+
+
+def request_notes(request: PlanRequest) -> tuple[str, ...]:
+    """Say why no device plans although the backend wants one."""
+    if request.backend == "cpu":
+        return ()
+    if environment.switched_off(request):
+        switch = environment.SWITCHES[request.backend]
+        return (f"{switch}=0 is set: no GPU is planned",)
+    if not request.accelerators:
+        return (f"no supported GPU for the {request.backend} backend: the CPU does all work",)
+    return ()
+
+
+def device_notes(share: DeviceShare) -> tuple[str, ...]:
+    """Say what is special about one device: a CPU device, an unknown or a busy memory."""
+    device = share.accelerator
+    name = device.identity.name
+    notes = []
+    if device.is_software:
+        notes.append(f"{name} is a CPU device, not a GPU: its tier shows correctness, not speed")
+    if device.pool is None:
+        notes.append(f"{name}: whether it shares the RAM is unknown; its bytes are taken from the RAM")
+    if share.usable.bytes is None:
+        notes.append(f"{name}: usable memory unknown ({share.usable.source}); it gets no tier")
+    elif share.usable.bytes == 0:
+        notes.append(
+            f"{name}: {device.free} is not more than the reserve of {share.reserve_bytes} B; no tier"
+        )
+    return (*notes, *in_use_note(device))
+
+
+def in_use_note(device: Accelerator) -> tuple[str, ...]:
+    """Say when others hold a part of a device's own memory."""
+    free, total = budgets.trusted_free(device).bytes, device.total.bytes
+    if budgets.shares_ram(device) or free is None or total is None:
+        return ()
+    used = total - free
+    if used * 100 <= total * IN_USE_PERCENT:
+        return ()
+    return (
+        f"{device.identity.name}: {format_bytes(used)} of {format_bytes(total)} are in use by others already",
+    )
+
+
+def history_notes(request: PlanRequest, devices: Sequence[DeviceShare], hot_count: int) -> tuple[str, ...]:
+    """Say why a tier starts empty on a device that could hold one."""
+    if hot_count or not request.geometry.layers or not environment.working_devices(devices):
+        return ()
+    if request.vram_bytes == 0:
+        return ()
+    if any(count > 0 for count in request.usage.values()):
+        return ("no expert of the usage history fits into the VRAM tier: it stays empty",)
+    return ("no usage history ranks the experts: the VRAM tier starts empty",)
+
+
+def disk_notes(cold_bytes: int) -> tuple[str, ...]:
+    """Say that misses may reach the disk."""
+    if not cold_bytes:
+        return ()
+    return (f"{format_bytes(cold_bytes)} of experts stay on the disk: cold misses may reach it",)
+
+
+def override_notes(planned: Mapping[str, str], user: Mapping[str, str]) -> tuple[str, ...]:
+    """Name each planned variable that the user's own value replaces."""
+    return tuple(
+        f"{name}={user[name]} is set by the user and replaces the planned {value}"
+        for name, value in planned.items()
+        if name in user and user[name] != value
+    )
