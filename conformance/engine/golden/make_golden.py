@@ -108,8 +108,8 @@ def check(directory: Path) -> bool:
 def write() -> None:
     """Write the reference of every tiny model beside this file."""
     provenance = (
-        f"Hugging Face transformers {transformers.__version__} glm_moe_dsa, torch {torch.__version__}, float32, "
-        "CPU, full forward passes without cache, fed with the dequantised weights, by make_golden.py"
+        f"Hugging Face transformers {transformers.__version__} glm_moe_dsa, torch {torch.__version__}, "
+        "float32, CPU, full forward passes without cache, fed with the dequantised weights, by make_golden.py"
     )
     for name, arguments in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
