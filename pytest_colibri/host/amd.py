@@ -18,13 +18,18 @@ from pytest_colibri.units import Figure
 _ARGUMENTS = ["--showmeminfo", "vram", "gtt", "--showproductname", "--showbus", "--csv"]
 _INSTALL = "install ROCm (Debian, Ubuntu: apt install rocm-smi) to have AMD devices listed"
 
-# Integrated processors of the table in LLVM's user guide of the AMDGPU target.
+# The table of processors in LLVM's user guide of the AMDGPU target; gfx942 is both (MI300A, MI300X).
 _INTEGRATED = frozenset(
     {"gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1103"}
     | {"gfx1150", "gfx1151", "gfx1152", "gfx1153"}
 )
-# MI300A shares the RAM, MI300X does not.
-_EITHER = "gfx942"
+_DISCRETE = frozenset(
+    {"gfx900", "gfx906", "gfx908", "gfx90a", "gfx950", "gfx1010", "gfx1011", "gfx1012", "gfx1030", "gfx1031"}
+    | {"gfx1032", "gfx1034", "gfx1100", "gfx1101", "gfx1102", "gfx1200", "gfx1201"}
+)
+# AMD's product names, for processors that are not in the table and old tools that do not show them.
+_INTEGRATED_NAME = re.compile(r"Graphics$|\bMI300A\b")
+_DISCRETE_NAME = re.compile(r"\bRX\b|\bInstinct\b|\bPRO\b", re.IGNORECASE)
 
 
 def probe_amd() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
@@ -51,7 +56,10 @@ def parse_rocm_smi(text: str) -> tuple[Accelerator, ...]:
     header = next((place for place, line in enumerate(lines) if line.startswith("device,")), None)
     if header is None:
         raise UsageError("rocm-smi: no line starts with 'device,'; use rocm-smi --csv")
-    rows = csv.DictReader(lines[header:], strict=False)
+    try:
+        rows = list(csv.DictReader(lines[header:]))
+    except csv.Error as error:
+        raise UsageError(f"rocm-smi: {error}") from error
     return tuple(_device(row) for row in rows if re.fullmatch(r"card\d{1,4}", row["device"] or ""))
 
 
@@ -67,12 +75,11 @@ def _device(row: dict[str, str | None]) -> Accelerator:
 
 
 def _kind(gfx: str | None, name: str) -> tuple[DeviceType, Pool | None]:
-    """Tell what a device is by its processor, or, with an old tool that hides it, by AMD's product names."""
-    if gfx in _INTEGRATED or (gfx is None and name.endswith("Graphics")):
+    if gfx in _INTEGRATED or (gfx not in _DISCRETE and _INTEGRATED_NAME.search(name)):
         return "integrated", "unified"
-    if gfx == _EITHER or (gfx is None and not re.search(r"\bRX\b|\bInstinct\b|\bPRO\b", name)):
-        return "other", None
-    return "discrete", "discrete"
+    if gfx in _DISCRETE or _DISCRETE_NAME.search(name):
+        return "discrete", "discrete"
+    return "other", None
 
 
 def _free(total: Figure, used: Figure) -> Figure:

@@ -27,7 +27,7 @@ ALL_APIS = frozenset(_PROBES)
 def probe_host(apis: frozenset[str]) -> Host:
     """Probe this machine; devices only through the interfaces in ``apis``, a part of ALL_APIS.
 
-    An empty set, or ``cpu``, probes memory and cores only. What cannot be probed is told in the notes of the host.
+    An empty set, or ``cpu``, probes memory and cores only. The notes of the host tell what cannot be probed.
     """
     memory = probe_memory()
     found = [_PROBES[api](memory) for api in sorted(apis - {"cpu"})]

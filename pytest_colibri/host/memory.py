@@ -108,7 +108,10 @@ def probe_memory() -> Memory:
     system = platform.system()
     if system == "Linux":
         total, available = parse_meminfo(_read("/proc/meminfo"))
-        headrooms = [_headroom(version, *_read_group(version, folder)) for version, folder in _own_groups()]
+        headrooms = [
+            _headroom(version, *map(_read, _group_files(version, folder)))
+            for version, folder in _own_groups()
+        ]
         return Memory(total, available, _tightest(headrooms))
     if system == "Darwin":
         total, available = parse_vm_stat(read_vm_stat())
@@ -139,14 +142,12 @@ class AvailableMemory:
 
     def __init__(self) -> None:
         self._meminfo: int | None = None
-        self._groups: list[tuple[CgroupVersion, list[int]]] = []
+        self._groups: list[tuple[CgroupVersion, list[int | None]]] = []
         if platform.system() != "Linux":
             return
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
         for version, folder in _own_groups():
-            files = _CGROUP_FILES[version]
-            names = (files.limit, files.used, "memory.stat")
-            self._groups.append((version, [os.open(folder / name, os.O_RDONLY) for name in names]))
+            self._groups.append((version, [_open(path) for path in _group_files(version, folder)]))
 
     def read(self) -> int | None:
         """Return the bytes that can be taken now, None when nothing tells."""
@@ -161,7 +162,7 @@ class AvailableMemory:
     def close(self) -> None:
         """Close the files; no read is possible afterwards."""
         for _, files in self._groups:
-            for file in files:
+            for file in filter(None, files):
                 os.close(file)
         if self._meminfo is not None:
             os.close(self._meminfo)
@@ -229,9 +230,9 @@ def _unescape(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
-def _read_group(version: CgroupVersion, folder: Path) -> tuple[str, str, str]:
+def _group_files(version: CgroupVersion, folder: Path) -> tuple[Path, Path, Path]:
     files = _CGROUP_FILES[version]
-    return _read(folder / files.limit), _read(folder / files.used), _read(folder / "memory.stat")
+    return folder / files.limit, folder / files.used, folder / "memory.stat"
 
 
 def _headroom(version: CgroupVersion, limit_text: str, used_text: str, stat_text: str) -> Figure:
@@ -271,5 +272,16 @@ def _read(path: str | Path) -> str:
         return ""
 
 
-def _pread(file: int) -> str:
-    return os.pread(file, _READ_BYTES, 0).decode("utf-8", "replace")
+def _open(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+
+
+def _pread(file: int | None) -> str:
+    """Read a file again from its start; empty when it is gone, as that of a removed group."""
+    try:
+        return "" if file is None else os.pread(file, _READ_BYTES, 0).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -83,12 +84,14 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if os.name == "posix":
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(PermissionError):  # macOS refuses when only the ended leader is left
+            os.killpg(process.pid, signal.SIGKILL)
     else:
         import psutil
 
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
         process.kill()
     process.wait()
 

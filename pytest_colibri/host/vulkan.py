@@ -315,8 +315,8 @@ def _list_devices() -> dict[str, Any]:
         import vulkan as vk
     except ModuleNotFoundError as error:
         return {"error": "no-package", "detail": str(error)}
-    except OSError as error:
-        return {"error": "no-loader", "detail": str(error)}
+    except OSError:
+        return {"error": "no-loader", "detail": "libvulkan cannot be loaded"}
     try:
         instance = _create_instance(vk)
     except (vk.VkErrorIncompatibleDriver, vk.VkErrorInitializationFailed) as error:
