@@ -5,11 +5,13 @@ GB is 10^9 bytes in everything that is printed or exported; MiB is 2^20 bytes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GB = 10**9
 KIB = 2**10
 MIB = 2**20
+UNITS = {"B": 1, "kB": 1000, "MB": 10**6, "GB": GB, "G": GB, "KiB": KIB, "MiB": MIB, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,11 @@ def format_bytes(count: int | None) -> str:
     if abs(count) >= 10**4:
         return f"{count / 1000:.1f} kB"
     return f"{count} B"
+
+
+def parse_bytes(text: str) -> int:
+    """Read a byte count such as ``2GB`` or ``512MiB``; :class:`ValueError` says what is allowed."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|G|KiB|MiB|GiB)?", text.strip())
+    if match is None:
+        raise ValueError("not a size; write a number and one of B, kB, MB, GB, KiB, MiB, GiB")
+    return int(float(match[1]) * UNITS[match[2] or "B"])

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pytest_colibri.host.model import DeviceIdentity
 
-ClaimKind = Literal["device", "expert_tier", "dispatch_counts", "tokens", "memory_budget", "plan"]
+ClaimKind = Literal["device", "ram_tier", "expert_tier", "resident"]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 State = Literal["held", "broken", "unwitnessed", "not_claimed"]
 
@@ -12,8 +13,10 @@ State = Literal["held", "broken", "unwitnessed", "not_claimed"]
 class Verdict:
     """One judged claim, as a row of the report.
 
+    ``claim`` names what is claimed, ``place`` where that was said, ``advertised`` what was said.
     ``witnessed`` says in a few words what was seen, ``witness`` who saw it. ``phase`` is the window that the
-    evidence comes from. ``reason`` explains every verdict but ``held`` in one sentence.
+    evidence comes from. ``reason`` explains every verdict but ``held`` in one sentence. ``case`` names the
+    model and the placement that were tried.
     """
 
     state: State
@@ -24,3 +27,11 @@ class Verdict:
     witness: str
     phase: str | None = None
     reason: str = ""
+    case: str = ""
+
+
+class Settle(Protocol):
+    """Records the verdicts of a case and gives the test that asks its outcome."""
+
+    def __call__(self, case: object, verdicts: Iterable[Verdict]) -> None:
+        """Record ``verdicts`` under the name of ``case``; a broken one fails, an unshown one skips."""

@@ -22,10 +22,10 @@ class EngineRequest:
 
     ``prompt`` holds token ids. With ``score`` the ids after the prompt are given (teacher forcing): the
     engine answers with its best token at every position of ``prompt + score`` and generates nothing.
-    ``device`` names the accelerator as ``uuid:HEX``, ``pci:ADDRESS``, ``name:NAME`` or ``index:N``; None without one.
-    ``slots_per_layer`` is the RAM cache, ``vram_bytes`` bounds the GPU tier. ``usage`` is the usage history
-    that ranks the hot experts (None: the one in the model folder, if any). ``route_trace`` is a file that
-    receives the routing.
+    ``device`` names the accelerator as ``uuid:HEX``, ``pci:ADDRESS``, ``name:NAME`` or ``index:N``, None
+    without one. ``slots_per_layer`` is the RAM cache, ``vram_bytes`` bounds the GPU tier. ``usage`` is
+    the usage history that ranks the hot experts (None: the one in the model folder, if any). ``route_trace``
+    is a file that receives the routing.
     """
 
     model: Path

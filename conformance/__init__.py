@@ -1,0 +1,1 @@
+"""The conformance suite: what every planner and engine is held to, on every machine."""

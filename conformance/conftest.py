@@ -1,0 +1,118 @@
+"""The cases that the suite tries: tiny models in every format, or the user's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pytest_colibri.container.scan import read_geometry
+from pytest_colibri.container.tiny import TinyFormat, write_tiny_model
+from pytest_colibri.errors import ColibriError
+from pytest_colibri.host.model import Host
+from pytest_colibri.judge.ending import judge_ending
+from pytest_colibri.judge.model import Settle, Verdict
+from pytest_colibri.judge.tokens import TokenReference, read_token_reference
+from pytest_colibri.judge.trial import Case, Mode, Placement, Trial, Trials
+from pytest_colibri.plugin import setting
+from pytest_colibri.profiles.model import Profile
+
+GOLDEN = Path(__file__).parent / "engine" / "golden"
+MODELS: Mapping[str, tuple[TinyFormat, int]] = {
+    "f32": ("f32", 64),
+    "int8-row": ("int8-row", 64),
+    "int4-row": ("int4-row", 64),
+    "int4-grouped-32": ("int4-grouped", 32),
+    "int4-grouped-64": ("int4-grouped", 64),
+}
+PLACED_IN_PARTS = "int4-grouped-64"
+USER_MODEL = "model"
+REFERENCE_FILE = "ref_glm.json"
+DEFAULT_PROMPT = (3, 14, 15, 9, 2, 6, 5, 35)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        names = [USER_MODEL] if setting(metafunc.config, "model") else list(MODELS)
+        score = "scored" in metafunc.function.__name__
+        keys = list(_case_keys(names, "score" if score else "generate"))
+        metafunc.parametrize("case", keys, indirect=True, ids=["-".join(key[:2]) for key in keys])
+
+
+def _case_keys(names: list[str], mode: Mode) -> Iterator[tuple[str, Placement, Mode]]:
+    for name in names:
+        yield name, "full", mode
+        if name in (PLACED_IN_PARTS, USER_MODEL) and mode == "generate":
+            yield name, "part", mode
+            yield name, "empty", mode
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_properties(
+    colibri_profile: Profile, colibri_host: Host, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """Name profile and host in the JUnit report."""
+    record_testsuite_property("colibri.profile", colibri_profile.name)
+    record_testsuite_property("colibri.backend", colibri_profile.backend)
+    record_testsuite_property("colibri.host", f"{colibri_host.kind} {colibri_host.system}")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Callable[[str], Path]:
+    """Return the folder of a model by name; tiny ones are written when they are first asked for."""
+    written: dict[str, Path] = {}
+
+    def model(name: str) -> Path:
+        if name == USER_MODEL:
+            return Path(str(setting(pytestconfig, "model"))).resolve()
+        if name not in written:
+            stored, group_size = MODELS[name]
+            written[name] = write_tiny_model(tmp_path_factory.mktemp(name), stored, group_size=group_size)
+        return written[name]
+
+    return model
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, models: Callable[[str], Path]) -> Case:
+    """Return the case of a test: model, placement, and the reference tokens where there are any."""
+    name, placement, mode = request.param
+    folder = models(name)
+    return Case(name, folder, _reference(name, folder), placement, mode)
+
+
+def _reference(name: str, folder: Path) -> TokenReference:
+    if name != USER_MODEL:
+        return read_token_reference(GOLDEN / f"tiny-{name}.json")
+    if (folder / REFERENCE_FILE).is_file():
+        return read_token_reference(folder / REFERENCE_FILE)
+    vocabulary = read_geometry(folder).config.get("vocab_size")
+    if not isinstance(vocabulary, int):
+        raise pytest.UsageError(f"{folder / 'config.json'}: vocab_size must be an integer")
+    prompt = tuple(token % vocabulary for token in DEFAULT_PROMPT)
+    return TokenReference(prompt, prompt, (), "none")
+
+
+@pytest.fixture
+def trial(case: Case, colibri_trials: Trials, colibri_settle: Settle) -> Trial:
+    """Return the trial of a case, run if it was not run before.
+
+    Where nothing can be run (a broken plan, a model that does not fit), that is the verdict.
+    """
+    try:
+        return colibri_trials.run(case)
+    except ColibriError as error:
+        colibri_settle(
+            case, [Verdict("unwitnessed", "run completes", "plan", "", "", "process", reason=str(error))]
+        )
+        raise
+
+
+@pytest.fixture
+def finished_trial(trial: Trial, colibri_settle: Settle) -> Trial:
+    """Return a trial whose run came to its end; any other run gets its verdict here."""
+    verdict = judge_ending(trial.statement, trial.output)
+    if verdict.state != "held":
+        colibri_settle(trial.case, [verdict])
+    return trial

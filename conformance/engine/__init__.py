@@ -1,0 +1,1 @@
+"""Engines are held to what they announce."""

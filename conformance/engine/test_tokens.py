@@ -1,0 +1,21 @@
+"""An engine computes what the model says, whichever tier serves the experts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_colibri.judge.model import Settle
+from pytest_colibri.judge.tokens import judge_generated, judge_scored
+from pytest_colibri.judge.trial import Trial
+
+pytestmark = pytest.mark.colibri_engine
+
+
+def test_generated_tokens(finished_trial: Trial, colibri_settle: Settle) -> None:
+    wanted, source = finished_trial.tokens_wanted
+    colibri_settle(finished_trial.case, [judge_generated(finished_trial.statement, wanted, source)])
+
+
+def test_scored_positions(finished_trial: Trial, colibri_settle: Settle) -> None:
+    wanted, source = finished_trial.tokens_wanted
+    colibri_settle(finished_trial.case, [judge_scored(finished_trial.statement, wanted, source)])

@@ -1,0 +1,1 @@
+"""Memory plans are held against what was sampled."""

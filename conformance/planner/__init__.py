@@ -1,0 +1,1 @@
+"""Plans are held against the machine."""

@@ -1,0 +1,237 @@
+"""What an engine says through the protocol of ``docs/engine-protocol.md``: claims, retractions, counters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from pytest_colibri.claims.model import Claim, ClaimKind, Place, Retraction
+from pytest_colibri.host.model import DeviceIdentity
+
+COUNTS = ("bytes", "slots_per_layer", "budget_experts")
+
+
+@dataclass(frozen=True)
+class TierCount:
+    """Experts that one tier served in a phase, and their bytes, as the engine counts them."""
+
+    hits: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """The engine's own counters of one phase. ``dispatches`` maps a shader's file name to a count."""
+
+    phase: str
+    tiers: Mapping[str, TierCount]
+    dispatches: Mapping[str, int]
+    submits: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Everything that an engine said in one run.
+
+    ``tokens`` are the generated ids in order, ``scores`` the best token at each position (None without that
+    event), ``refused`` the reason of a refusal. ``complete`` says that the run announced its end.
+    ``unparsed`` are lines that are no event of the protocol: kept, never guessed at.
+    """
+
+    subject: str
+    claims: tuple[Claim, ...]
+    telemetry: tuple[Telemetry, ...]
+    tokens: tuple[int, ...]
+    scores: tuple[int, ...] | None
+    tokens_place: Place | None
+    refused: str | None
+    complete: bool
+    unparsed: tuple[str, ...]
+
+    def claim(self, kind: ClaimKind) -> Claim | None:
+        """Return the last claim of a kind, None when there is none."""
+        return next((claim for claim in reversed(self.claims) if claim.kind == kind), None)
+
+
+class _Malformed(Exception):
+    """A line that is no event of the protocol."""
+
+
+def read_statement(lines: Iterable[str], subject: str) -> Statement:
+    """Read the standard output of an engine; never fails, whatever the lines are."""
+    reader = _Reader(subject)
+    for place, line in _places(lines):
+        try:
+            reader.take(_event(line), place)
+        except (_Malformed, KeyError):
+            reader.unparsed.append(line)
+    return reader.statement()
+
+
+class _Reader:
+    """Gathers a :class:`Statement` event by event."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.claims: list[Claim] = []
+        self.telemetry: list[Telemetry] = []
+        self.tokens: list[int] = []
+        self.scores: tuple[int, ...] | None = None
+        self.tokens_place: Place | None = None
+        self.refused: str | None = None
+        self.complete = False
+        self.unparsed: list[str] = []
+
+    def take(self, event: Mapping[str, object], place: Place) -> None:
+        match event["event"]:
+            case "claim":
+                self.claims.append(_claim(event, self.subject, place))
+            case "retract":
+                self._retract(event, place)
+            case "telemetry":
+                self.telemetry.append(_telemetry(event, place))
+            case "token":
+                self.tokens.append(_integer(event, "id"))
+                self.tokens_place = self.tokens_place or place
+            case "scores":
+                self.scores = tuple(_integers(event["ids"]))
+                self.tokens_place = place
+            case "refused":
+                self.refused = str(event["reason"])
+            case "end":
+                self.complete = True
+
+    def _retract(self, event: Mapping[str, object], place: Place) -> None:
+        kind = str(event["claim"])
+        if not any(claim.kind == kind for claim in self.claims):
+            raise _Malformed
+        retraction = Retraction(str(event["reason"]), place)
+        self.claims = [
+            replace(claim, retracted=retraction) if claim.kind == kind else claim for claim in self.claims
+        ]
+
+    def statement(self) -> Statement:
+        return Statement(
+            self.subject,
+            tuple(self.claims),
+            tuple(self.telemetry),
+            tuple(self.tokens),
+            self.scores,
+            self.tokens_place,
+            self.refused,
+            self.complete,
+            tuple(self.unparsed),
+        )
+
+
+def _places(lines: Iterable[str]) -> Iterator[tuple[Place, str]]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield Place("engine stdout", number), line
+
+
+def _event(line: str) -> dict[str, object]:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _Malformed from None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        raise _Malformed
+    return event
+
+
+def _claim(event: Mapping[str, object], subject: str, place: Place) -> Claim:
+    kind = next((kind for kind in get_args(ClaimKind) if kind == event["claim"]), None)
+    if kind is None:
+        raise _Malformed
+    device = _device(event["device"]) if "device" in event else None
+    claim = Claim(
+        kind,
+        subject,
+        advertised="",
+        place=place,
+        device=device,
+        tier=str(event["tier"]) if "tier" in event else None,
+        pieces=tuple(str(piece) for piece in _list(event.get("pieces", []))),
+        experts=tuple(_pair(pair) for pair in _list(event.get("experts", []))),
+        counts={
+            key: _integer(event, key)
+            for key in ("bytes", "slots_per_layer", "budget_experts")
+            if key in event
+        },
+    )
+    return replace(claim, advertised=_in_words(claim))
+
+
+def _in_words(claim: Claim) -> str:
+    where = f" on {claim.device.name}" if claim.device else ""
+    counts = claim.counts
+    match claim.kind:
+        case "device":
+            return f"opened {claim.device.name}" if claim.device else "opened a device"
+        case "expert_tier":
+            pieces = " + ".join(claim.pieces) or "all"
+            return f"experts ({pieces}) computed{where}"
+        case "resident":
+            return f"{len(claim.experts)} experts, {counts.get('bytes', 0)} B resident{where}"
+        case _:
+            return f"{counts.get('slots_per_layer', 0)} slots per layer, {counts.get('bytes', 0)} B"
+
+
+def _telemetry(event: Mapping[str, object], place: Place) -> Telemetry:
+    tiers, dispatches = _mapping(event["tiers"]), _mapping(event["dispatches"])
+    return Telemetry(
+        str(event["phase"]),
+        {
+            name: TierCount(_integer(_mapping(count), "hits"), _integer(_mapping(count), "bytes"))
+            for name, count in tiers.items()
+        },
+        {name: _integer(dispatches, name) for name in dispatches},
+        _integer(event, "submits"),
+        place,
+    )
+
+
+def _device(value: object) -> DeviceIdentity:
+    fields = _mapping(value)
+    uuid, pci = fields.get("uuid"), fields.get("pci")
+    return DeviceIdentity(
+        str(fields["api"]),
+        _integer(fields, "index"),
+        str(fields["name"]),
+        None if uuid is None else str(uuid),
+        None if pci is None else str(pci),
+    )
+
+
+def _pair(value: object) -> tuple[int, int]:
+    numbers = _integers(value)
+    if len(numbers) != 2:
+        raise _Malformed
+    return numbers[0], numbers[1]
+
+
+def _integers(value: object) -> list[int]:
+    numbers = _list(value)
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        raise _Malformed
+    return [number for number in numbers if isinstance(number, int)]
+
+
+def _integer(fields: Mapping[str, object], key: str) -> int:
+    return _integers([fields[key]])[0]
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise _Malformed
+    return value
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise _Malformed
+    return value

@@ -1,0 +1,195 @@
+"""The command ``pytest-colibri``: look at a machine, at profiles, and at plans, without running a test."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest_colibri
+from pytest_colibri.errors import ColibriError, HostMismatch, UsageError
+
+if TYPE_CHECKING:
+    from pytest_colibri.host.model import Host
+    from pytest_colibri.profiles.model import Profile
+
+USAGE, HOST_MISMATCH = 4, 7
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status (``docs/verdicts.md``)."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], None] = options.run
+    from pytest_colibri.planner.plan import DoesNotFit
+
+    try:
+        run(options)
+    except (HostMismatch, DoesNotFit) as error:
+        print(f"pytest-colibri: {error}", file=sys.stderr)
+        return HOST_MISMATCH
+    except ColibriError as error:
+        print(f"pytest-colibri: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("pytest-colibri: interrupted", file=sys.stderr)
+        return 2
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that ends with the usage status of every other command of this project."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="pytest-colibri", description=__doc__)
+    parser.add_argument("--version", action="version", version=pytest_colibri.__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    doctor = commands.add_parser("doctor", help="tell what this machine has and what can be witnessed on it")
+    doctor.set_defaults(run=_doctor)
+
+    profiles = commands.add_parser("profiles", help="list the hardware profiles, or check and show one")
+    profiles.add_argument("profile", nargs="?", metavar="NAME", help="a name or a YAML file")
+    profiles.set_defaults(run=_profiles)
+
+    plan = commands.add_parser("plan", help="plan where the experts of a model go on this machine")
+    plan.add_argument("model", type=Path, metavar="MODEL", help="folder with config.json and *.safetensors")
+    plan.add_argument("--profile", default="auto", metavar="NAME", help="hardware profile (default: auto)")
+    plan.add_argument("--emulate", action="store_true", help="plan for the machine that the profile recorded")
+    plan.add_argument("--ram", metavar="SIZE", help="RAM budget, such as 100GB")
+    plan.add_argument("--vram", metavar="SIZE", help="VRAM budget, such as 16GB")
+    plan.add_argument("--context", type=_count, default=4096, metavar="TOKENS", help="default: 4096")
+    plan.add_argument("--explain", action="store_true", help="print the sum, line by line, with its sources")
+    plan.set_defaults(run=_plan)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens")
+    return int(text)
+
+
+def _doctor(_: argparse.Namespace) -> None:
+    from pytest_colibri.host.live import ALL_APIS, probe_host
+    from pytest_colibri.witness.dispatch import DispatchTracer
+
+    host = probe_host(ALL_APIS)
+    for line in _host_lines(host):
+        print(line)
+    reach = DispatchTracer().reach()
+    print(f"witness    {reach.witness}: {reach.statement}")
+    print(f"profile    {_best_profile(host)[1]}")
+
+
+def _host_lines(host: Host) -> Iterator[str]:
+    processor = host.processor
+    yield f"host       {host.kind} {host.system} {host.architecture}"
+    yield f"cores      {processor.physical_cores} in {processor.sockets} sockets ({processor.source})"
+    if processor.note:
+        yield f"           {processor.note}"
+    yield f"memory     total {host.memory.total}"
+    yield f"           available {host.memory.available}"
+    yield f"           control group {host.memory.cgroup_available}"
+    for device in host.accelerators:
+        yield f"device     {device.describe()}"
+        yield f"           total {device.total}, free {device.free}, pool {device.pool or 'unknown'}"
+    if not host.accelerators:
+        yield "device     none found"
+    for note in host.notes:
+        yield f"note       {note}"
+
+
+def _profiles(options: argparse.Namespace) -> None:
+    from pytest_colibri.profiles.loader import find_profile, profile_names
+
+    if options.profile is None:
+        for name in profile_names():
+            print(f"{name:<18} {find_profile(name).title}")
+        return
+    profile = find_profile(options.profile)
+    print(f"{profile.name}: {profile.title}")
+    print(f"backend {profile.backend}, tiers {', '.join(profile.tiers)}, pool {profile.pool or 'none'}")
+    for name, value in profile.environment.items():
+        print(f"environment {name}={value}")
+    for recording in profile.recordings:
+        link = f" ({recording.link})" if recording.link else ""
+        print(f"recording {recording.tool}: {recording.provenance}{link}")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from pytest_colibri.container.scan import read_geometry
+    from pytest_colibri.container.usage import read_usage
+    from pytest_colibri.host.matching import matching_accelerators
+    from pytest_colibri.planner.exchange import plan_to_json
+    from pytest_colibri.planner.explain import explain
+    from pytest_colibri.planner.plan import PlanRequest
+    from pytest_colibri.planner.reference import plan
+
+    geometry = read_geometry(options.model)
+    profile, host = _profile_and_host(options.profile, emulated=options.emulate)
+    usage = options.model / ".coli_usage"
+    answer = plan(
+        PlanRequest(
+            geometry=geometry,
+            host=host,
+            backend=profile.backend,
+            accelerators=matching_accelerators(profile, host),
+            ram_bytes=_size("--ram", options.ram),
+            vram_bytes=_size("--vram", options.vram),
+            context=options.context,
+            usage=read_usage(usage) if usage.is_file() else {},
+            environment=profile.environment,
+        )
+    )
+    print(explain(answer) if options.explain else json.dumps(plan_to_json(answer), indent=1))
+
+
+def _profile_and_host(name: str, *, emulated: bool) -> tuple[Profile, Host]:
+    """Return the profile and the machine to plan for; HostMismatch when they do not fit."""
+    from pytest_colibri.host.emulated import emulate_host
+    from pytest_colibri.host.live import ALL_APIS, probe_host
+    from pytest_colibri.host.matching import mismatches
+    from pytest_colibri.profiles.loader import find_profile
+
+    if name == "auto":
+        if emulated:
+            raise UsageError("--emulate needs a named profile; 'auto' looks at the machine that is here")
+        host = probe_host(ALL_APIS)
+        return _best_profile(host)[0], host
+    profile = find_profile(name)
+    host = emulate_host(profile) if emulated else probe_host(frozenset({profile.backend}))
+    reasons = mismatches(profile, host)
+    if reasons:
+        raise HostMismatch("; ".join(reasons))
+    return profile, host
+
+
+def _best_profile(host: Host) -> tuple[Profile, str]:
+    from pytest_colibri.host.matching import best_profile
+    from pytest_colibri.profiles.loader import find_profile, profile_names
+
+    return best_profile([find_profile(name) for name in profile_names()], host)
+
+
+def _size(option: str, text: str | None) -> int | None:
+    from pytest_colibri.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{option}={text}: {error}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

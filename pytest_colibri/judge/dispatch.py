@@ -1,0 +1,205 @@
+"""Did the device that an engine names do the work? Claims of the engine against counted dispatches.
+
+A claim is judged in the window it is about (prefill, decode, score) and for each piece of the computation
+that shaders can tell apart. How much work there must have been is not taken from the engine: it follows from
+the routing of a run on the CPU and from the experts that the engine says it holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pytest_colibri.claims.engine import Statement, Telemetry
+from pytest_colibri.claims.model import Claim
+from pytest_colibri.host.model import Accelerator
+from pytest_colibri.judge.model import State, Verdict
+from pytest_colibri.subjects.protocol import ShaderFile
+from pytest_colibri.witness.evidence import DeviceDispatch, DispatchEvidence, PhaseCounts, Reach
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What the dispatch witness offers on one run: its evidence, or none and the reach that explains why."""
+
+    reach: Reach
+    evidence: DispatchEvidence | None
+
+    def device(self, claim: Claim) -> DeviceDispatch | None:
+        """Return what was seen of the claim's device, None when that device was given nothing."""
+        if self.evidence is None or claim.device is None:
+            return None
+        wanted = claim.device
+        return next((d for d in self.evidence.devices if d.device.same_device(wanted)), None)
+
+    def elsewhere(self, claim: Claim) -> str:
+        """Say in a clause what other devices did, empty when none did anything."""
+        if self.evidence is None or claim.device is None:
+            return ""
+        others = [
+            f"{sum(phase.executed for phase in other.phases)} dispatches went to {other.device.name}"
+            for other in self.evidence.devices
+            if not other.device.same_device(claim.device) and any(p.executed for p in other.phases)
+        ]
+        return "; ".join(others)
+
+
+def judge_device(statement: Statement, wanted: Accelerator, sighting: Sighting) -> Verdict:
+    """Judge whether the device that was asked for is the one that the engine opened."""
+    claim = statement.claim("device")
+    if claim is None:
+        return _not_claimed("device", f"the engine names no device; asked for: {wanted.describe()}")
+    if claim.device is None or not claim.device.same_device(wanted.identity):
+        return _verdict(claim, "device", "broken", reason=f"asked for {wanted.describe()}")
+    if sighting.evidence is None:
+        return _unwitnessed(claim, "device", sighting.reach)
+    seen = sighting.device(claim)
+    if seen is None:
+        reason = sighting.elsewhere(claim) or "the process opened no device at all"
+        return _verdict(claim, "device", "broken", sighting, "not opened", reason)
+    return _verdict(claim, "device", "held", sighting, f"opened {seen.device.name}")
+
+
+def judge_expert_tier(
+    statement: Statement,
+    shaders: Iterable[ShaderFile],
+    sighting: Sighting,
+    batches_needed: Mapping[str, int],
+) -> tuple[Verdict, ...]:
+    """Judge for each phase whether the announced expert tier computed on its device.
+
+    ``batches_needed`` maps a phase to the batches in which at least one resident expert was routed: the least
+    number of dispatches of each piece that an honest tier makes.
+    """
+    title = "expert tier"
+    claim = statement.claim("expert_tier")
+    if claim is None:
+        return (_not_claimed(title, "the engine announced no expert tier"),)
+    if claim.retracted:
+        reason = f"taken back at {claim.retracted.place}: {claim.retracted.reason}"
+        return (_verdict(claim, title, "not_claimed", reason=reason),)
+    if sighting.evidence is None:
+        return tuple(_unwitnessed(claim, title, sighting.reach, phase) for phase in batches_needed)
+    pieces = {shader.sha256: shader.piece for shader in shaders}
+    return tuple(
+        _judge_phase(claim, pieces, sighting, phase, needed) for phase, needed in batches_needed.items()
+    )
+
+
+def _judge_phase(
+    claim: Claim, pieces: Mapping[str, str], sighting: Sighting, phase: str, needed: int
+) -> Verdict:
+    title = "expert tier"
+    seen = _phase(sighting.device(claim), phase)
+    if pieces and claim.pieces:
+        by_piece: Counter[str] = Counter()
+        for shader in seen.shaders:
+            by_piece[pieces.get(shader.sha256, "unknown shader")] += shader.executed
+        counts = {piece: by_piece[piece] for piece in claim.pieces}
+    else:
+        counts = {"any shader": seen.executed}
+    witnessed = ", ".join(f"{piece} {count}" for piece, count in counts.items())
+    if needed == 0:
+        reason = "no expert of the tier was routed to in this phase, so there was nothing to see"
+        return _verdict(claim, title, "unwitnessed", sighting, witnessed, reason, phase)
+    short = [f"{piece} {count}" for piece, count in counts.items() if count < needed]
+    if short:
+        reason = f"{' and '.join(short)} of at least {needed} dispatches that resident experts were due"
+        elsewhere = sighting.elsewhere(claim)
+        reason += f"; {elsewhere}" if elsewhere else ""
+        return _verdict(claim, title, "broken", sighting, witnessed, reason, phase)
+    return _verdict(claim, title, "held", sighting, f"{witnessed} (at least {needed} each)", "", phase)
+
+
+def judge_residency(statement: Statement, sighting: Sighting) -> Verdict:
+    """Judge whether the device allocated at least the bytes that are said to be resident."""
+    title = "resident experts"
+    claim = statement.claim("resident")
+    if claim is None:
+        return _not_claimed(title, "the engine names no resident expert")
+    if claim.retracted:
+        return _verdict(claim, title, "not_claimed", reason=claim.retracted.reason)
+    if sighting.evidence is None:
+        return _unwitnessed(claim, title, sighting.reach)
+    seen = sighting.device(claim)
+    peak = sum(seen.peak_bytes.values()) if seen else 0
+    witnessed = f"{peak} B allocated on the device at the peak"
+    if peak < claim.counts.get("bytes", 0):
+        return _verdict(claim, title, "broken", sighting, witnessed, "less than is said to be resident")
+    return _verdict(claim, title, "held", sighting, witnessed)
+
+
+def judge_counters(
+    statement: Statement, shaders: Iterable[ShaderFile], sighting: Sighting
+) -> tuple[Verdict, ...]:
+    """Judge for each phase whether the engine's own dispatch and submit counters are true."""
+    hashes = {shader.name: shader.sha256 for shader in shaders}
+    claim = statement.claim("device")
+    if claim is None:
+        return (_not_claimed("own counters", "the engine names no device"),)
+    return tuple(_judge_counter(claim, telemetry, hashes, sighting) for telemetry in statement.telemetry)
+
+
+def _judge_counter(
+    device: Claim, telemetry: Telemetry, hashes: Mapping[str, str], sighting: Sighting
+) -> Verdict:
+    own = {name: count for name, count in telemetry.dispatches.items() if count}
+    claim = Claim(
+        "device",
+        device.subject,
+        _count_in_words(own, telemetry.submits),
+        telemetry.place,
+        device.device,
+    )
+    title = "own counters"
+    if sighting.evidence is None:
+        return _unwitnessed(claim, title, sighting.reach, telemetry.phase)
+    seen = _phase(sighting.device(claim), telemetry.phase)
+    names = {sha256: name for name, sha256 in hashes.items()}
+    counted = {names.get(s.sha256, f"shader {s.sha256[:12]}"): s.executed for s in seen.shaders if s.executed}
+    witnessed = _count_in_words(counted, seen.submits)
+    if (own, telemetry.submits) != (counted, seen.submits):
+        reason = "the engine counts otherwise than the witness"
+        return _verdict(claim, title, "broken", sighting, witnessed, reason, telemetry.phase)
+    return _verdict(claim, title, "held", sighting, witnessed, "", telemetry.phase)
+
+
+def _count_in_words(dispatches: Mapping[str, int], submits: int) -> str:
+    parts = [f"{name} {count}" for name, count in sorted(dispatches.items())]
+    return ", ".join([*parts, f"{submits} submits"])
+
+
+def _phase(device: DeviceDispatch | None, phase: str) -> PhaseCounts:
+    nothing = PhaseCounts(phase, (), 0)
+    return next((p for p in device.phases if p.phase == phase), nothing) if device else nothing
+
+
+def _not_claimed(title: str, reason: str) -> Verdict:
+    return Verdict("not_claimed", title, "", "", "", "", reason=reason)
+
+
+def _unwitnessed(claim: Claim, title: str, reach: Reach, phase: str | None = None) -> Verdict:
+    return Verdict(
+        "unwitnessed",
+        title,
+        str(claim.place),
+        claim.advertised,
+        "",
+        reach.witness,
+        phase,
+        reach.statement,
+    )
+
+
+def _verdict(
+    claim: Claim,
+    title: str,
+    state: State,
+    sighting: Sighting | None = None,
+    witnessed: str = "",
+    reason: str = "",
+    phase: str | None = None,
+) -> Verdict:
+    witness = sighting.reach.witness if sighting else ""
+    return Verdict(state, title, str(claim.place), claim.advertised, witnessed, witness, phase, reason)

@@ -1,0 +1,61 @@
+"""Does the memory plan hold? Before a run by its own figures, after a run by what was sampled."""
+
+from __future__ import annotations
+
+from pytest_colibri.judge.model import Verdict
+from pytest_colibri.planner.check import plan_violations
+from pytest_colibri.planner.plan import Plan
+from pytest_colibri.units import format_bytes
+from pytest_colibri.witness.evidence import MemoryEvidence
+
+
+def planned_peak_bytes(plan: Plan) -> int:
+    """Return the most RAM that the plan lets an engine use, the device's share of a unified pool included."""
+    cache = plan.slots_per_layer * plan.request.geometry.bytes_per_slot
+    device = plan.vram_budget_bytes if plan.unified else 0
+    return plan.dense_bytes + plan.runtime_bytes + cache + device
+
+
+def judge_plan(plan: Plan) -> Verdict:
+    """Judge the plan's budgets against the machine, before an engine is started."""
+    title, place = "budgets fit the machine", "plan"
+    pools = "one pool" if plan.unified else "RAM"
+    advertised = f"RAM {format_bytes(plan.ram_budget_bytes)} + VRAM {format_bytes(plan.vram_budget_bytes)}"
+    witnessed = f"{pools}: {plan.limit}, reserve {format_bytes(plan.reserve_bytes)}"
+    violations = plan_violations(plan)
+    witness = f"{plan.request.host.kind} host"
+    if violations:
+        return Verdict("broken", title, place, advertised, witnessed, witness, reason="; ".join(violations))
+    return Verdict("held", title, place, advertised, witnessed, witness)
+
+
+def judge_peak(plan: Plan, memory: MemoryEvidence) -> Verdict:
+    """Judge the highest memory of the engine's process tree against the plan."""
+    title = "peak memory"
+    planned = planned_peak_bytes(plan)
+    peak = memory.peak_proportional_bytes or memory.peak_tree_bytes
+    measure = "PSS" if memory.peak_proportional_bytes else "RSS"
+    advertised = f"at most {format_bytes(planned)}"
+    if not memory.samples:
+        reason = "the process ended before the memory was sampled"
+        return Verdict("unwitnessed", title, "plan", advertised, "", memory.witness, reason=reason)
+    witnessed = f"{format_bytes(peak)} ({measure} of the process tree)"
+    if peak > planned:
+        reason = f"{format_bytes(peak - planned)} more than planned"
+        return Verdict("broken", title, "plan", advertised, witnessed, memory.witness, reason=reason)
+    return Verdict("held", title, "plan", advertised, witnessed, memory.witness)
+
+
+def judge_floor(memory: MemoryEvidence) -> Verdict:
+    """Judge whether the memory that others may need stayed free, through the whole run."""
+    title = "available memory"
+    advertised = f"never below {format_bytes(memory.floor_bytes)}"
+    least = memory.least_available_bytes
+    if least is None:
+        reason = "no source gives the available memory of this machine"
+        return Verdict("unwitnessed", title, "plan", advertised, "", memory.witness, reason=reason)
+    witnessed = f"least {format_bytes(least)}"
+    if memory.stopped_at_floor or least < memory.floor_bytes:
+        reason = "the engine was stopped at the floor" if memory.stopped_at_floor else "the floor was crossed"
+        return Verdict("broken", title, "plan", advertised, witnessed, memory.witness, reason=reason)
+    return Verdict("held", title, "plan", advertised, witnessed, memory.witness)

@@ -1,0 +1,291 @@
+"""One case from plan to evidence: planned, run, watched, and put beside the routing of a run on the CPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from pytest_colibri.claims.engine import Statement, read_statement
+from pytest_colibri.container.geometry import Geometry
+from pytest_colibri.container.route_trace import RouteBatch, read_route_trace
+from pytest_colibri.container.scan import read_geometry
+from pytest_colibri.container.usage import read_usage, write_usage
+from pytest_colibri.errors import ColibriError
+from pytest_colibri.host.matching import matching_accelerators
+from pytest_colibri.host.model import Accelerator, Host
+from pytest_colibri.judge.dispatch import Sighting
+from pytest_colibri.judge.memory import judge_plan
+from pytest_colibri.judge.tokens import TokenReference
+from pytest_colibri.planner import reference as planner
+from pytest_colibri.planner.plan import Plan, PlanRequest
+from pytest_colibri.profiles.model import Backend, Profile
+from pytest_colibri.subjects.program import reference_engine
+from pytest_colibri.subjects.protocol import EngineRequest, EngineSubject
+from pytest_colibri.units import Figure
+from pytest_colibri.witness.dispatch import DispatchTracer
+from pytest_colibri.witness.evidence import MemoryEvidence, Output, Reach
+from pytest_colibri.witness.memory import MemoryGuard
+from pytest_colibri.witness.run import watch
+
+Placement = Literal["full", "part", "empty"]
+Mode = Literal["generate", "score"]
+
+DEFAULT_NEW_TOKENS = 16
+SLOTS: Mapping[Placement, int | None] = {"full": None, "part": 2, "empty": 1}
+ENGINE_VARIABLES = ("COLI_", "CUDA_", "RAM_GB", "PIN", "REPIN", "DRAFT", "PIPE", "OMP_NUM_THREADS")
+NOT_ASKED = Reach("api tracer", False, "not asked: the backend cpu dispatches nothing")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is tried: a model, how much of it goes to the fast tiers, and what the engine is asked for.
+
+    ``full`` leaves every expert a place on the device and in RAM; ``part`` gives half of the expert bytes to
+    the device and two slots per layer to the RAM; ``empty`` nothing to the device and one slot to the RAM.
+    ``reference`` holds the prompt and, where another program computed them, the right tokens.
+    """
+
+    name: str
+    model: Path
+    reference: TokenReference
+    placement: Placement
+    mode: Mode = "generate"
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.placement}" + ("-score" if self.mode == "score" else "")
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What the embedded engine says of a case on the CPU, and how it routed: one batch per layer and step."""
+
+    statement: Statement
+    output: Output
+    memory: MemoryEvidence
+    routing: tuple[RouteBatch, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case that was run: the plan, what the engine said, what was seen, and what had to be seen."""
+
+    case: Case
+    plan: Plan
+    statement: Statement
+    output: Output
+    sighting: Sighting
+    memory: MemoryEvidence
+    reference: ReferenceRun
+
+    @property
+    def routed(self) -> Mapping[str, tuple[RouteBatch, ...]]:
+        """The reference routing by phase; the first pass over the layers is the prefill."""
+        routing = self.reference.routing
+        if self.case.mode == "score":
+            return {"score": routing}
+        layers = len(self.plan.request.geometry.layers)
+        return {"prefill": routing[:layers], "decode": routing[layers:]}
+
+    @property
+    def batches_needed(self) -> Mapping[str, int]:
+        """For each phase, how many batches route to an expert that the engine says is resident.
+
+        An engine that does not say which experts it holds is taken to hold those that were planned.
+        """
+        claim = self.statement.claim("resident")
+        resident = set(claim.experts if claim else self.plan.hot_experts)
+        return {
+            phase: sum(not resident.isdisjoint(experts_of(batch)) for batch in batches)
+            for phase, batches in self.routed.items()
+        }
+
+    @property
+    def tokens_wanted(self) -> tuple[tuple[int, ...], str]:
+        """The right tokens and who says so: the case's reference, else the embedded engine on the CPU."""
+        reference = self.case.reference
+        if self.case.mode == "score":
+            return reference.best, reference.source
+        if reference.generated:
+            return reference.generated, reference.source
+        return self.reference.statement.tokens, "embedded engine on the CPU"
+
+
+def experts_of(batch: RouteBatch) -> frozenset[tuple[int, int]]:
+    """Return the (layer, expert) pairs that a batch needs, each once however many rows chose it."""
+    return frozenset((batch.layer, expert) for row in batch.rows for expert, _ in row)
+
+
+class PlanBroken(ColibriError):
+    """The plan breaks its own rules or the machine's, so that no engine is started on it."""
+
+
+class Trials:
+    """Plans and runs the cases of one session; each is run once.
+
+    ``reach`` is what the dispatch witness can see here. ``directory`` receives the files of the runs.
+    ``floor_bytes`` replaces the plan's reserve as the availability at which an engine is stopped.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        host: Host,
+        subject: EngineSubject,
+        directory: Path,
+        *,
+        reach: Reach,
+        floor_bytes: int | None = None,
+    ) -> None:
+        self.profile = profile
+        self.host = host
+        self.subject = subject
+        self.accelerators: tuple[Accelerator, ...] = matching_accelerators(profile, host)[:1]
+        self.done: list[Trial] = []
+        self._directory = directory
+        self._reach = reach if profile.backend != "cpu" else NOT_ASKED
+        self._floor_bytes = floor_bytes
+        self._reference_runs: dict[tuple[Path, Mode], ReferenceRun] = {}
+
+    def plan(self, case: Case) -> Plan:
+        """Plan a case for the profile's backend."""
+        return self._plan(case, self.profile.backend, self._usage(case))
+
+    def run(self, case: Case) -> Trial:
+        """Run a case, or return its trial if it was run before.
+
+        :class:`PlanBroken` when the plan does not respect the machine: then nothing is started.
+        """
+        for trial in self.done:
+            if trial.case == case:
+                return trial
+        plan = self.plan(case)
+        verdict = judge_plan(plan)
+        if verdict.state == "broken":
+            raise PlanBroken(f"the engine was not started, since its plan is broken: {verdict.reason}")
+        reference = self.reference_run(case)
+        with self._device_lock():
+            statement, output, sighting, memory = self._watch(case, plan, self.subject, self._reach)
+        trial = Trial(case, plan, statement, output, sighting, memory, reference)
+        self.done.append(trial)
+        return trial
+
+    def reference_run(self, case: Case) -> ReferenceRun:
+        """Run the embedded engine on the CPU for a case, once for each model and mode."""
+        key = (case.model, case.mode)
+        if key not in self._reference_runs:
+            self._reference_runs[key] = self._run_reference(replace(case, placement="full"))
+        return self._reference_runs[key]
+
+    def _run_reference(self, case: Case) -> ReferenceRun:
+        trace = self._new_directory() / "routing.txt"
+        plan = self._plan(case, "cpu", {})
+        statement, output, _, memory = self._watch(case, plan, reference_engine(), NOT_ASKED, trace)
+        if output.status != 0:
+            reason = statement.refused or (output.stderr[-1] if output.stderr else f"status {output.status}")
+            raise ColibriError(
+                f"{case.model}: the embedded engine cannot run this model on the CPU: {reason}"
+            )
+        return ReferenceRun(statement, output, memory, tuple(read_route_trace(trace)))
+
+    def _plan(self, case: Case, backend: Backend, usage: Mapping[tuple[int, int], int]) -> Plan:
+        geometry = read_geometry(case.model)
+        return planner.plan(
+            PlanRequest(
+                geometry=geometry,
+                host=self.host,
+                backend=backend,
+                accelerators=() if backend == "cpu" else self.accelerators,
+                vram_bytes=None if backend == "cpu" else _vram_bytes(case.placement, geometry),
+                slots_per_layer=SLOTS[case.placement],
+                prompt_width=len(case.reference.full),
+                usage=usage,
+                environment={**_explicit_variables(), **self.profile.environment},
+                disk_free=_disk_free(case.model),
+            )
+        )
+
+    def _watch(
+        self,
+        case: Case,
+        plan: Plan,
+        subject: EngineSubject,
+        reach: Reach,
+        route_trace: Path | None = None,
+    ) -> tuple[Statement, Output, Sighting, MemoryEvidence]:
+        directory = self._new_directory()
+        launch = subject.launch(self._request(case, plan, route_trace, directory), plan, directory)
+        tracer = DispatchTracer() if reach.able else None
+        floor = plan.reserve_bytes if self._floor_bytes is None else self._floor_bytes
+        run = watch(launch, tracer=tracer, guard=MemoryGuard(floor_bytes=floor))
+        statement = read_statement(run.output.stdout, subject.name)
+        return statement, run.output, Sighting(reach, run.dispatch), run.memory
+
+    def _request(self, case: Case, plan: Plan, route_trace: Path | None, directory: Path) -> EngineRequest:
+        scoring = case.mode == "score"
+        usage = directory / "usage"
+        write_usage(usage, plan.request.usage)
+        return EngineRequest(
+            model=case.model,
+            prompt=case.reference.prompt,
+            new_tokens=0 if scoring else len(case.reference.generated) or DEFAULT_NEW_TOKENS,
+            score=case.reference.generated if scoring else (),
+            device=_device_name(plan),
+            slots_per_layer=plan.slots_per_layer,
+            vram_bytes=plan.vram_budget_bytes,
+            usage=usage if plan.request.usage else None,
+            route_trace=route_trace,
+        )
+
+    def _usage(self, case: Case) -> Mapping[tuple[int, int], int]:
+        """The usage history that ranks the experts: the model's own, else that of the reference run."""
+        path = case.model / ".coli_usage"
+        if path.is_file():
+            return read_usage(path)
+        routing = self.reference_run(case).routing
+        return Counter(expert for batch in routing for expert in experts_of(batch))
+
+    def _device_lock(self) -> AbstractContextManager[object]:
+        """One device is used by one run at a time, whichever process starts it."""
+        if not self.accelerators:
+            return nullcontext()
+        from filelock import FileLock
+
+        name = sha256(repr(self.accelerators[0].identity).encode()).hexdigest()[:16]
+        return FileLock(Path(tempfile.gettempdir()) / f"pytest-colibri-{name}.lock")
+
+    def _new_directory(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self._directory))
+
+
+def _vram_bytes(placement: Placement, geometry: Geometry) -> int | None:
+    return {"full": None, "part": geometry.expert_bytes // 2, "empty": 0}[placement]
+
+
+def _device_name(plan: Plan) -> str | None:
+    """Name the device by the strongest identity it has, so that no other can be taken for it."""
+    if not plan.devices:
+        return None
+    identity = plan.devices[0].accelerator.identity
+    if identity.uuid is not None:
+        return f"uuid:{identity.uuid}"
+    return f"pci:{identity.pci}" if identity.pci is not None else f"name:{identity.name}"
+
+
+def _explicit_variables() -> Mapping[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(ENGINE_VARIABLES)}
+
+
+def _disk_free(path: Path) -> Figure:
+    import shutil
+
+    try:
+        return Figure(shutil.disk_usage(path).free, "file system of the model")
+    except OSError as error:
+        return Figure(None, f"file system of the model: {error.strerror}")

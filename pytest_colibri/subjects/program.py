@@ -1,0 +1,106 @@
+"""Any program that speaks the engine protocol, the embedded reference engine among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from pytest_colibri.errors import UsageError
+from pytest_colibri.planner.plan import Plan
+from pytest_colibri.profiles.model import Backend
+from pytest_colibri.subjects.protocol import EngineRequest, Launch, ShaderFile
+
+RUN_TIMEOUT_S = 120.0
+PIECES = ("gate_up", "down")
+
+
+@dataclass(frozen=True)
+class ProgramSubject:
+    """An engine started as ``command REQUEST.json`` (see ``docs/engine-protocol.md``)."""
+
+    name: str
+    command: tuple[str, ...]
+    backends: tuple[Backend, ...] | None = None
+    shaders: tuple[ShaderFile, ...] = ()
+    environment: tuple[tuple[str, str], ...] = field(default=())
+
+    def launch(self, request: EngineRequest, plan: Plan, directory: Path) -> Launch:
+        """Write the request to ``directory`` and describe the process that answers it.
+
+        The planned environment is laid over the caller's own. :class:`OSError` when writing fails.
+        """
+        path = directory / "request.json"
+        path.write_text(json.dumps(_request_to_json(request), indent=1), encoding="utf-8")
+        environment = {**os.environ, **dict(self.environment), **plan.environment}
+        return Launch((*self.command, str(path)), environment, directory, RUN_TIMEOUT_S)
+
+
+def reference_engine() -> ProgramSubject:
+    """Return the embedded engine as a subject; it is judged by the same code as any other."""
+    package = Path(__file__).parents[1]
+    return ProgramSubject(
+        name="reference",
+        command=(sys.executable, "-m", "pytest_colibri.engine"),
+        backends=("cpu", "vulkan"),
+        shaders=shaders_in(package / "engine" / "shaders"),
+        environment=(("PYTHONPATH", _prepend(package.parent, os.environ.get("PYTHONPATH"))),),
+    )
+
+
+def program_engine(command_line: str) -> ProgramSubject:
+    """Return the program of ``--colibri-engine`` as a subject; :class:`UsageError` when it is not there.
+
+    The line is split as a shell splits words, and no shell sees it. Shaders are looked for in a folder
+    ``shaders`` beside the last word that is a file, so that a witness can tell the pieces apart.
+    """
+    try:
+        words = shlex.split(command_line)
+    except ValueError as error:
+        raise UsageError(f"--colibri-engine={command_line!r}: {error}") from None
+    program = shutil.which(words[0]) if words else None
+    if program is None:
+        raise UsageError(
+            f"--colibri-engine={command_line!r}: no such program; "
+            "give one that speaks the protocol of docs/engine-protocol.md"
+        )
+    files = [Path(word).resolve() for word in words if Path(word).is_file()]
+    folder = files[-1].parent / "shaders" if files else None
+    command = (program, *(str(Path(w).resolve()) if Path(w).is_file() else w for w in words[1:]))
+    shaders = shaders_in(folder) if folder and folder.is_dir() else ()
+    return ProgramSubject(name=Path(words[-1]).name, command=command, shaders=shaders)
+
+
+def shaders_in(folder: Path) -> tuple[ShaderFile, ...]:
+    """List the SPIR-V files of a folder; the piece is the part of the name that :data:`PIECES` begin."""
+    return tuple(
+        ShaderFile(path.name, _piece(path.name), sha256(path.read_bytes()).hexdigest())
+        for path in sorted(folder.glob("*.spv"))
+    )
+
+
+def _piece(name: str) -> str:
+    return next((piece for piece in PIECES if name.startswith(piece)), "other")
+
+
+def _prepend(folder: Path, paths: str | None) -> str:
+    return os.pathsep.join([str(folder), *([paths] if paths else [])])
+
+
+def _request_to_json(request: EngineRequest) -> dict[str, object]:
+    return {
+        "model": str(request.model),
+        "prompt": list(request.prompt),
+        "new_tokens": request.new_tokens,
+        "score": list(request.score),
+        "device": request.device,
+        "slots_per_layer": request.slots_per_layer,
+        "vram_bytes": request.vram_bytes,
+        "usage": None if request.usage is None else str(request.usage),
+        "route_trace": None if request.route_trace is None else str(request.route_trace),
+    }
