@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_colibri.host.model import DeviceIdentity
+from pytest_colibri.profiles.model import DeviceType
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,14 @@ class PhaseCounts:
 @dataclass(frozen=True)
 class DeviceDispatch:
     """All that one device was given. Memory figures are bytes by memory type index, freed ones included in
-    ``allocated_bytes`` and left out at their time in ``peak_bytes``."""
+    ``allocated_bytes`` and left out at their time in ``peak_bytes``.
+    ``type`` is the kind of device that its driver claims to be."""
 
     device: DeviceIdentity
     phases: tuple[PhaseCounts, ...]
     allocated_bytes: Mapping[int, int]
     peak_bytes: Mapping[int, int]
+    type: DeviceType | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,10 @@ class Output:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """One engine run with everything that was seen of it; ``dispatch`` is None without a witness in reach."""
+    """One engine run with everything that was seen of it; ``dispatch`` is None without a witness in reach.
+    ``unwitnessed`` says why a witness that was asked for gave nothing for this run."""
 
     output: Output
     dispatch: DispatchEvidence | None
     memory: MemoryEvidence
+    unwitnessed: str | None = None

@@ -1,0 +1,39 @@
+"""Runs a subject under its witnesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from pytest_colibri.subjects.protocol import Launch
+from pytest_colibri.witness.dispatch import DispatchTracer
+from pytest_colibri.witness.evidence import WatchedRun
+from pytest_colibri.witness.memory import MemoryGuard, MemorySampler
+from pytest_colibri.witness.process import OwnedProcess
+
+
+def watch(
+    launch: Launch,
+    *,
+    tracer: DispatchTracer | None,
+    guard: MemoryGuard,
+    on_line: Callable[[str], None] | None = None,
+) -> WatchedRun:
+    """Run ``launch`` to its end and return what was seen of it.
+
+    The whole process tree is ended at the timeout, at the floor of ``guard``, and when this call is left by
+    an exception, KeyboardInterrupt included. ``on_line`` gets each line of standard output as it comes.
+    Without ``tracer``, or when it cannot attach, ``dispatch`` is None; ``unwitnessed`` says why.
+    Raises UsageError when the program or its folder does not exist.
+    """
+    with ExitStack() as stack:
+        process = stack.enter_context(OwnedProcess(launch, gated=tracer is not None))
+        trace = stack.enter_context(tracer.follow(process.pid)) if tracer is not None else None
+        sampler = stack.enter_context(MemorySampler(process.tree, guard, process.stop_at_floor))
+        output = process.run(on_line)
+    return WatchedRun(
+        output=output,
+        dispatch=trace.evidence() if trace else None,
+        memory=sampler.evidence(),
+        unwitnessed=trace.failure if trace else None,
+    )
