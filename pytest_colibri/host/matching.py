@@ -47,9 +47,7 @@ def best_profile(profiles: Sequence[Profile], host: Host) -> tuple[Profile, str]
         raise HostMismatch("\n".join(["no profile fits this host", *reasons]))
     best = min(fitting, key=lambda profile: _profile_rank(profile, host))
     devices = matching_accelerators(best, host)
-    reason = (
-        f"the profile {best.name} was chosen: {devices[0].describe() if devices else 'no device'} fits it"
-    )
+    reason = f"the profile {best.name} was chosen: {_what_fits(devices)}"
     others = [
         f"{other.name} ({_reason_against(other, best, host)})" for other in profiles if other is not best
     ]

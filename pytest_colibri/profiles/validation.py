@@ -93,7 +93,7 @@ def _wrong_value(location: Location, error: ValidationError, schema: Mapping[str
     if error.validator == "pattern":
         return f"{subject} cannot be {given}", _phrase(schema)
     bound = _MOST_OR_LEAST[str(error.validator)].format(error.validator_value)
-    return f"{subject} is too {'short' if 'min' in str(error.validator) else 'long'}", bound
+    return f"{subject} holds too {'little' if 'min' in str(error.validator) else 'much'}", bound
 
 
 def _unknown_keys(
