@@ -78,7 +78,9 @@ def _fits(profile: Profile, match: DeviceMatch, device: Accelerator) -> bool:
 
 
 def _matches_any(text: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(text.lower(), pattern.lower()) for pattern in patterns)
+    # Names of devices hold brackets, which stand for themselves.
+    literal = (pattern.lower().replace("[", "[[]") for pattern in patterns)
+    return any(fnmatchcase(text.lower(), pattern) for pattern in literal)
 
 
 def _needed_device(profile: Profile, match: DeviceMatch) -> str:

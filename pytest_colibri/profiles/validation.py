@@ -33,7 +33,8 @@ def violations(document: Document) -> list[str]:
 
     Each is one line, ``FILE:LINE:COLUMN: what; allowed: what is``; a last line counts those past the bound.
     """
-    found = sorted(_schema_violations(document)) or sorted(_rule_violations(document))
+    # A set, since jsonschema reports each missing key by itself without naming it but in prose.
+    found = sorted(set(_schema_violations(document))) or sorted(_rule_violations(document))
     lines = [describe_error(document.path, *violation) for violation in found[:VIOLATION_LIMIT]]
     if len(found) > VIOLATION_LIMIT:
         lines.append(f"{document.path}: and {len(found) - VIOLATION_LIMIT} more")
@@ -70,10 +71,10 @@ def _explain(document: Document, error: ValidationError) -> Iterator[Violation]:
     elif error.validator == "additionalProperties":
         yield from _unknown_keys(document, location, instance, list(schema["properties"]))
     elif error.validator == "required":
-        # jsonschema reports each missing key by itself, and names it in prose only.
-        missing = [key for key in schema["required"] if f"{key!r} is a required" in error.message]
-        what = f"{_subject(location)} lacks the key {missing[0]}"
-        yield document.value_marks[location], what, _keys(schema["properties"], schema["required"])
+        mark, allowed = document.value_marks[location], _keys(schema["properties"], schema["required"])
+        for key in schema["required"]:
+            if key not in instance:
+                yield mark, f"{_subject(location)} lacks the key {key}", allowed
     elif error.validator == "uniqueItems":
         yield from _repeated_items(document, location, instance)
     else:

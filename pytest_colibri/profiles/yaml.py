@@ -119,6 +119,10 @@ def parse_document(text: str, path: Path) -> Document:
         raise UsageError(describe_error(path, composer.last_mark, what, "one YAML 1.2 document")) from error
 
 
+def _brief(text: str) -> str:
+    return repr(text if len(text) <= 64 else f"{text[:60]}...")
+
+
 def _mark_after(text: str) -> Mark:
     lines = re.split("\r\n|\r|\n", text)
     return Mark(len(lines), len(lines[-1]) + 1)
@@ -172,12 +176,12 @@ class _Composer:
 
     def check_plain(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.AliasEvent):
-            self.refuse(f"the alias *{event.anchor}", "values written out")
+            self.refuse(f"the alias {_brief(str(event.anchor))}", "values written out")
         assert isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent))
         if event.anchor is not None:
-            self.refuse(f"the anchor &{event.anchor}", "values without anchors")
+            self.refuse(f"the anchor {_brief(event.anchor)}", "values without anchors")
         if event.tag is not None:
-            self.refuse(f"the tag {event.tag}", "values without tags")
+            self.refuse(f"the tag {_brief(event.tag)}", "values without tags")
 
     def sequence(self, location: Location) -> list[Value]:
         values: list[Value] = []
@@ -192,7 +196,7 @@ class _Composer:
             mark = self.last_mark
             if key in values:
                 first = self.key_marks[(*location, key)].line
-                self.refuse(f"the key {key!r} stands twice (first in line {first})", "each key once")
+                self.refuse(f"the key {_brief(key)} stands twice (first in line {first})", "each key once")
             self.key_marks[(*location, key)] = mark
             values[key] = self.value((*location, key), self.next_event())
         return values

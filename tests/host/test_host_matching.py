@@ -111,6 +111,16 @@ def test_names_and_drivers_are_patterns_over_the_whole_text(tmp_path: Path, want
     assert (mismatches(load_profile(path), machine(RADEON)) == ()) is fits
 
 
+def test_brackets_in_a_pattern_stand_for_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "box.yaml"
+    path.write_text(
+        "name: box\ntitle: A box\nbackend: rocm\nmatch:\n  device:\n    name: ['* [radeon rx 6900 xt]']\n"
+        "pool: either\ntiers: [vram]\nrecordings:\n  - {tool: meminfo, provenance: constructed, text: x}\n"
+    )
+    navi = device("rocm", "Navi 21 [Radeon RX 6900 XT]", "amd", "discrete", "discrete")
+    assert matching_accelerators(load_profile(path), machine(navi)) == (navi,)
+
+
 def test_the_best_device_is_discrete_whatever_the_size_then_the_larger() -> None:
     unknown = device("vulkan", "Radeon unknown", "amd", "discrete", "discrete", None, index=2)
     larger = device("vulkan", "Radeon larger", "amd", "discrete", "discrete", 9 * GB, index=3)

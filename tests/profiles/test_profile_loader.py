@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -208,6 +209,12 @@ def test_all_violations_are_said_in_order_of_place_up_to_a_bound(box: Path) -> N
     places = [line.removeprefix(f"{box}:").partition(" ")[0] for line in lines]
     assert places == ["1:1:", "2:1:", "13:9:", "15:20:"]
 
+    missing = refusal(box, "match: {}\nname: box\ntitle: A box\ntiers: [ram]\n").splitlines()
+    assert [line.partition("; allowed: ")[0] for line in missing] == [
+        f"{box}:1:1: the profile lacks the key backend",
+        f"{box}:1:1: the profile lacks the key recordings",
+    ]
+
     many = refusal(
         box, CPU + "".join(f"key{number}: 1\n" for number in range(VIOLATION_LIMIT + 3))
     ).splitlines()
@@ -272,6 +279,32 @@ def test_every_shipped_recording_belongs_to_a_profile() -> None:
     assert used == set((profiles_directory() / "recordings").iterdir())
 
 
+def test_an_installed_package_carries_its_profiles_inside(tmp_path: Path) -> None:
+    package = tmp_path / "pytest_colibri"
+    source = profiles_directory().parent / "pytest_colibri"
+    for name in ("__init__.py", "errors.py", "units.py"):
+        package.mkdir(exist_ok=True)
+        shutil.copy(source / name, package)
+    shutil.copytree(source / "profiles", package / "profiles")
+    code = (
+        "from pytest_colibri.profiles.loader import *; print(find_profile('cpu').path, len(profile_names()))"
+    )
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            timeout=60,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+
+    assert "installed without its hardware profiles; install pytest-colibri again" in run().stderr
+    shutil.copytree(profiles_directory(), package / "_profiles")
+    assert run().stdout.strip() == f"{package / '_profiles' / 'cpu.yaml'} {len(profile_names())}"
+
+
 def test_an_unknown_name_is_told_the_nearest_and_all() -> None:
     with pytest.raises(UsageError) as caught:
         find_profile("intle-vulkan")
@@ -313,7 +346,7 @@ _LINES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_LINES, max_size=30).map("\n".join))
 def test_any_lines_give_a_profile_or_a_usage_error(box: Path, text: str) -> None:
     box.write_text(text, encoding="utf-8")

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_colibri.errors import UsageError
@@ -107,14 +107,16 @@ def test_a_merge_key_is_a_plain_key() -> None:
         ("", "1:1", "the file is empty"),
         ("# only a comment\n", "2:1", "the file is empty"),
         ("a: 1\nb: 2\na: 3\n", "3:1", "the key 'a' stands twice (first in line 1)"),
-        ("a: &x 1\n", "1:4", "the anchor &x"),
-        ("a: *x\n", "1:4", "the alias *x"),
-        ("&k a: 1\n", "1:1", "the anchor &k"),
-        ("a: !!str 1\n", "1:4", "the tag tag:yaml.org,2002:str"),
-        ("a: !!python/object/apply:os.system [ls]\n", "1:4", "the tag tag:yaml.org,2002:python/object"),
-        ("a: ! 1\n", "1:4", "the tag !"),
-        ("!!map {a: 1}\n", "1:1", "the tag tag:yaml.org,2002:map"),
+        ("a: &x 1\n", "1:4", "the anchor 'x'"),
+        ("a: *x\n", "1:4", "the alias 'x'"),
+        ("&k a: 1\n", "1:1", "the anchor 'k'"),
+        ("a: !!str 1\n", "1:4", "the tag 'tag:yaml.org,2002:str'"),
+        ("a: !!python/object/apply:os.system [ls]\n", "1:4", "the tag 'tag:yaml.org,2002:python/object"),
+        ("a: ! 1\n", "1:4", "the tag '!'"),
+        ("!!map {a: 1}\n", "1:1", "the tag 'tag:yaml.org,2002:map'"),
         ("a: 1\n---\nb: 2\n", "2:1", "a second document"),
+        ("a: !%1b[2J b\n", "1:4", "the tag '!\\x1b[2J'"),
+        ("a: !" + "x" * 5000 + " b", "1:4", f"the tag '!{'x' * 59}...'"),
         ("%YAML 1.2\n---\na: 1\n", "1:1", "a directive (%)"),
         ("%TAG ! tag:example.org,2000:\n---\na: 1\n", "1:1", "a directive (%)"),
         ("1: a\n", "1:1", "a key that is not text"),
@@ -190,6 +192,7 @@ _PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.one_of(st.lists(_PIECES, max_size=40).map("".join), st.text(max_size=60)))
 def test_any_text_gives_a_document_or_a_usage_error_with_a_place(text: str) -> None:
     try:
