@@ -93,7 +93,7 @@ def probe_vulkan(timeout_s: float = 20) -> tuple[tuple[Accelerator, ...], tuple[
     python_path = os.pathsep.join(filter(None, (str(package_folder), os.environ.get("PYTHONPATH"))))
     try:
         output = run_tool(
-            # -P and the folder keep modules and libraries of the user's working directory out of the child.
+            # -P keeps the user's modules out; the folder, settings of layers and (on Windows) libraries.
             [sys.executable, "-P", "-m", "pytest_colibri.host.vulkan"],
             timeout_s=timeout_s,
             environment={**os.environ, "PYTHONPATH": python_path},

@@ -224,25 +224,17 @@ def test_no_text_makes_a_memory_parser_fail_otherwise_than_by_a_usage_error(text
 @linux_only
 @pytest.mark.skipif(shutil.which("free") is None, reason="free (procps) is not installed")
 def test_live_memory_agrees_with_free():
-    before = probe_memory().available.bytes
-    row = subprocess.run(["free", "-b"], capture_output=True, text=True, check=True).stdout.splitlines()[1]
+    # Other programs take and give memory meanwhile, so that a moment of agreement is looked for.
+    assert any(agrees_with_free() for _ in range(5))
+
+
+def agrees_with_free() -> bool:
+    output = subprocess.run(["free", "-b"], capture_output=True, text=True, check=True, timeout=10).stdout
+    row = output.splitlines()[1].split()
     memory = probe_memory()
-    total, available = int(row.split()[1]), int(row.split()[-1])
-    assert memory.total.bytes == total
-    readings = sorted([before, memory.available.bytes])
-    assert readings[0] - 256 * MIB <= available <= readings[1] + 256 * MIB
-
-
-@linux_only
-def test_the_sampler_reads_anew_each_time():
-    with AvailableMemory() as memory:
-        before = memory.read()
-        block = bytearray(os.urandom(1)) * (200 * MIB)
-        during = memory.read()
-        assert len(block) == 200 * MIB
-    assert before is not None
-    assert during is not None
-    assert before - during > 100 * MIB
+    assert memory.total.bytes == int(row[1])
+    assert memory.available.bytes is not None
+    return abs(memory.available.bytes - int(row[-1])) < 32 * MIB
 
 
 GROUP_REPORT = """
@@ -250,9 +242,10 @@ import sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 from pytest_colibri.host.memory import AvailableMemory, probe_memory
-block = bytearray(b"x") * (40 * 2**20)
 with AvailableMemory() as memory:
-    print(probe_memory().cgroup_available.bytes, memory.read(), flush=True)
+    before = memory.read()
+    block = bytearray(b"x") * (40 * 2**20)
+    print(before, memory.read(), probe_memory().cgroup_available.bytes, flush=True)
     sys.stdin.readline()
 """
 
@@ -298,12 +291,12 @@ def test_headroom_is_that_of_a_real_control_group(memory_group, limit_is_on):
     )
     with child:
         assert child.stdout is not None
-        probed, sampled = map(int, child.stdout.readline().split())
+        before, sampled, probed = map(int, child.stdout.readline().split())
         used = int((limited / used_name).read_text())
         stat = dict(line.split() for line in (limited / "memory.stat").read_text().splitlines())
         child.communicate("done\n", timeout=10)
     expected = 512 * MIB - (used - int(stat[reclaimable]))
-    assert expected < 512 * MIB - 40 * MIB
     # Kernels charge in batches of pages per processor, so that readings differ a little.
     assert abs(probed - expected) < 4 * MIB
     assert abs(sampled - expected) < 4 * MIB
+    assert abs(before - sampled - 40 * MIB) < 4 * MIB
