@@ -8,7 +8,7 @@ from pytest_colibri.container.geometry import Geometry
 from pytest_colibri.errors import HostMismatch
 from pytest_colibri.host.model import Accelerator, Host
 from pytest_colibri.planner.plan import DoesNotFit
-from pytest_colibri.units import GB, Figure, format_bytes
+from pytest_colibri.units import GB, Figure, format_bytes, smallest
 
 POOL_PERCENT = 88
 DEVICE_RESERVE_BYTES = 2 * GB
@@ -82,14 +82,15 @@ def device_reserve(accelerator: Accelerator, scratch_bytes: int) -> int:
 def usable_on_device(accelerator: Accelerator, reserve_bytes: int, limit: Figure) -> Figure:
     """Return free - reserve, or an unknown figure with the reason.
 
-    A unified device that reports nothing of its own (``[N/A]``) is bounded by the pool. Nothing is taken
-    from a pool whose limit is unknown.
+    A unified device that does not report what is free (``[N/A]``) is bounded by the pool and by its total.
+    Nothing is taken from a pool whose limit is unknown.
     """
     if shares_ram(accelerator) and limit.bytes is None:
         return Figure(None, f"the pool that it shares is unknown: {limit.source}")
     free = trusted_free(accelerator)
-    if free.bytes is None and accelerator.pool == "unified" and limit.bytes is not None:
-        free = Figure(automatic_ram_budget(limit.bytes), f"{POOL_PERCENT} % of the pool, {limit.source}")
+    if accelerator.free.bytes is None and accelerator.pool == "unified" and limit.bytes is not None:
+        pool = Figure(automatic_ram_budget(limit.bytes), f"{POOL_PERCENT} % of the pool, {limit.source}")
+        free = smallest(pool, accelerator.total)
     if free.bytes is None:
         return free
     return Figure(max(0, free.bytes - reserve_bytes), f"{free.source}, less the reserve")

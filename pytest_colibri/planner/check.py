@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
+from pytest_colibri.planner.explain import IN_FLIGHT, RUNTIME_PART
 from pytest_colibri.planner.plan import DeviceShare, Plan
-from pytest_colibri.units import GB, format_bytes
+from pytest_colibri.units import GB, format_bytes, smallest
 
 RESERVE_PERCENT = 12
 FIXED_RUNTIME_BYTES = 3_700_000_000
@@ -17,6 +18,18 @@ EXPERTS_IN_FLIGHT = 64
 DEVICE_RESERVE_BYTES = 2 * GB
 HIT_RATE_STEP = 0.0001
 AFFINITY = ("OMP_PROC_BIND", "OMP_PLACES")
+GPU_VARIABLES = frozenset(
+    {
+        "COLI_CUDA",
+        "COLI_GPU",
+        "COLI_GPUS",
+        "COLI_METAL",
+        "COLI_VULKAN",
+        "COLI_VK_EXPERTS",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_EXPERT_GB",
+    }
+)
 
 
 def plan_violations(plan: Plan) -> tuple[str, ...]:
@@ -43,11 +56,9 @@ def reserve_is_kept(plan: Plan) -> Iterator[str]:
     """The plan leaves 12 % of the limit; only an explicit RAM budget, with no shared device, takes of it."""
     limit = plan.request.host.memory.limit.bytes
     may_shrink = plan.request.ram_bytes is not None and not _shared(plan)
-    if limit is None or may_shrink:
-        return
-    least = limit * RESERVE_PERCENT // 100
+    least = 0 if limit is None or may_shrink else limit * RESERVE_PERCENT // 100
     if plan.reserve_bytes < least:
-        yield f"reserve of {plan.reserve_bytes} B is less than {least} B, {RESERVE_PERCENT} % of the limit"
+        yield f"reserve of {plan.reserve_bytes} B is less than {least} B of the limit of {plan.limit}"
 
 
 def pool_is_counted_once(plan: Plan) -> Iterator[str]:
@@ -83,9 +94,10 @@ def unknown_drives_no_tier(plan: Plan) -> Iterator[str]:
 
 
 def devices_keep_their_reserve(plan: Plan) -> Iterator[str]:
-    """Usable is at most free - reserve, and a device with memory of its own keeps at least 2 GB."""
+    """Usable is at most free (or total) - reserve; a device with memory of its own keeps at least 2 GB."""
     for share in plan.devices:
-        name, free = share.accelerator.identity.name, share.accelerator.free.bytes
+        name = share.accelerator.identity.name
+        free = smallest(share.accelerator.free, share.accelerator.total).bytes
         if share.accelerator.pool != "unified" and share.reserve_bytes < DEVICE_RESERVE_BYTES:
             yield f"{name} reserves {share.reserve_bytes} B, less than {DEVICE_RESERVE_BYTES} B"
         if free is not None and share.usable.bytes is not None:
@@ -147,12 +159,22 @@ def ram_budget_holds_its_parts(plan: Plan) -> Iterator[str]:
 
 def runtime_holds_experts_in_flight(plan: Plan) -> Iterator[str]:
     """The runtime has its fixed part, and buffers for 64 experts of the widest layer."""
-    least = FIXED_RUNTIME_BYTES + EXPERTS_IN_FLIGHT * plan.request.geometry.widest
-    if plan.runtime_bytes < least:
+    buffers = EXPERTS_IN_FLIGHT * plan.request.geometry.widest
+    if plan.runtime_bytes < FIXED_RUNTIME_BYTES + buffers:
         yield (
-            f"runtime of {plan.runtime_bytes} B is less than {least} B, its fixed part and "
-            f"{EXPERTS_IN_FLIGHT} of the widest expert"
+            f"runtime of {plan.runtime_bytes} B is less than {FIXED_RUNTIME_BYTES + buffers} B, its fixed "
+            f"part and {EXPERTS_IN_FLIGHT} of the widest expert"
         )
+    for step in plan.steps:
+        if step.name == IN_FLIGHT and (step.figure.bytes or 0) < buffers:
+            yield f"{step.figure.bytes} B for {EXPERTS_IN_FLIGHT} experts in flight, which take {buffers} B"
+
+
+def runtime_parts_add_up(plan: Plan) -> Iterator[str]:
+    """The runtime is the sum of the parts that the plan lists, if it lists any."""
+    parts = [step.figure.bytes or 0 for step in plan.steps if step.name.startswith(RUNTIME_PART)]
+    if parts and sum(parts) != plan.runtime_bytes:
+        yield f"runtime of {plan.runtime_bytes} B, and its parts are {sum(parts)} B"
 
 
 def slots_fit_cache(plan: Plan) -> Iterator[str]:
@@ -272,6 +294,18 @@ def environment_exports_no_hints(plan: Plan) -> Iterator[str]:
             yield f"the hint {name}={plan.environment[name]} is exported"
 
 
+def environment_asks_for_planned_devices(plan: Plan) -> Iterator[str]:
+    """A GPU is asked for only where a device plans, and CUDA indices name planned devices only."""
+    user, exported = plan.request.environment, plan.environment
+    usable = {str(share.accelerator.identity.index) for share in plan.devices if share.usable.bytes}
+    asking = sorted(name for name in GPU_VARIABLES & exported.keys() if name not in user)
+    if asking and not usable:
+        yield f"{', '.join(asking)} exported, and no device with usable memory plans"
+    for name in {"COLI_GPU", "COLI_GPUS"} & set(asking):
+        if not set(exported[name].split(",")) <= usable:
+            yield f"{name}={exported[name]}, and the usable devices are {', '.join(sorted(usable)) or 'none'}"
+
+
 def _shared(plan: Plan) -> list[DeviceShare]:
     return [share for share in plan.devices if share.accelerator.pool != "discrete"]
 
@@ -298,6 +332,7 @@ RULES: Mapping[str, Rule] = {
         explicit_budgets_hold,
         ram_budget_holds_its_parts,
         runtime_holds_experts_in_flight,
+        runtime_parts_add_up,
         slots_fit_cache,
         every_layer_has_a_slot,
         hot_experts_exist,
@@ -310,5 +345,6 @@ RULES: Mapping[str, Rule] = {
         environment_keeps_threads,
         environment_keeps_user_values,
         environment_exports_no_hints,
+        environment_asks_for_planned_devices,
     )
 }

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from pytest_colibri.planner.plan import DeviceShare, Plan, Step
 from pytest_colibri.units import Figure, format_bytes
 
+RUNTIME_PART = "runtime: "
+IN_FLIGHT = f"{RUNTIME_PART}experts in flight"
+
 
 def explain(plan: Plan) -> str:
     """Write the plan as plain text: the sum, the reasons of the tuning, the environment, the warnings."""
@@ -41,9 +44,12 @@ def steps_of(plan: Plan, runtime_parts: Mapping[str, Figure]) -> tuple[Step, ...
         Step("RAM left by the control group", memory.cgroup_available),
         Step("limit", plan.limit),
         Step("reserve", Figure(plan.reserve_bytes, "stays free of the limit")),
-        Step("RAM budget", Figure(plan.ram_budget_bytes, _origin(plan.request.ram_bytes))),
+        Step(
+            "RAM budget",
+            Figure(plan.ram_budget_bytes, _origin(plan.request.ram_bytes, plan.ram_budget_bytes)),
+        ),
         Step("dense weights", Figure(plan.dense_bytes, "container headers")),
-        *(Step(f"runtime: {name}", part) for name, part in runtime_parts.items()),
+        *(Step(f"{RUNTIME_PART}{name}", part) for name, part in runtime_parts.items()),
         Step("runtime", Figure(plan.runtime_bytes, "sum of its parts")),
         Step("expert cache", Figure(plan.cache_bytes, _cache_origin(plan.request.slots_per_layer))),
         Step(
@@ -51,7 +57,10 @@ def steps_of(plan: Plan, runtime_parts: Mapping[str, Figure]) -> tuple[Step, ...
             Figure(geometry.bytes_per_slot, f"{len(geometry.layers)} sparse layers"),
         ),
         *(step for share in plan.devices for step in _device_steps(share)),
-        Step("VRAM budget", Figure(plan.vram_budget_bytes, _origin(plan.request.vram_bytes))),
+        Step(
+            "VRAM budget",
+            Figure(plan.vram_budget_bytes, _origin(plan.request.vram_bytes, plan.vram_budget_bytes)),
+        ),
         Step("experts", Figure(geometry.expert_bytes, "container headers")),
         Step("hot experts, VRAM", Figure(plan.hot_bytes, "in rank order of the usage history")),
         Step("warm experts, RAM", Figure(plan.warm_bytes, "what is left of the experts, up to the cache")),
@@ -68,8 +77,10 @@ def _device_steps(share: DeviceShare) -> Iterator[Step]:
     yield Step(f"{name}: budget", Figure(share.budget_bytes, "its part of the VRAM budget"))
 
 
-def _origin(asked_bytes: int | None) -> str:
-    return "automatic" if asked_bytes is None else f"asked for {format_bytes(asked_bytes)}"
+def _origin(asked_bytes: int | None, granted_bytes: int) -> str:
+    if asked_bytes is None:
+        return "automatic"
+    return "as asked for" if asked_bytes == granted_bytes else f"clamped from {format_bytes(asked_bytes)}"
 
 
 def _cache_origin(asked_slots: int | None) -> str:

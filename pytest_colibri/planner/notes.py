@@ -51,9 +51,8 @@ def device_notes(share: DeviceShare) -> tuple[str, ...]:
     if share.usable.bytes is None:
         notes.append(f"{name}: usable memory unknown ({share.usable.source}); it gets no tier")
     elif share.usable.bytes == 0:
-        notes.append(
-            f"{name}: {device.free} is not more than the reserve of {share.reserve_bytes} B; no tier"
-        )
+        reserve = format_bytes(share.reserve_bytes)
+        notes.append(f"{name}: nothing is usable beside its reserve of {reserve} ({device.free}); no tier")
     return (*notes, *in_use_note(device))
 
 
@@ -70,15 +69,21 @@ def in_use_note(device: Accelerator) -> tuple[str, ...]:
     )
 
 
-def history_notes(request: PlanRequest, devices: Sequence[DeviceShare], hot_count: int) -> tuple[str, ...]:
-    """Say why a tier starts empty on a device that could hold one."""
-    if hot_count or not request.geometry.layers or not environment.working_devices(devices):
+def history_notes(request: PlanRequest, devices: Sequence[DeviceShare], hot_bytes: int) -> tuple[str, ...]:
+    """Say why a tier starts empty, or with less than its budget."""
+    if not request.geometry.layers or request.vram_bytes == 0 or not environment.working_devices(devices):
         return ()
-    if request.vram_bytes == 0:
+    if not any(count > 0 for count in request.usage.values()):
+        return ("no usage history ranks the experts: the VRAM tier starts empty",)
+    if not hot_bytes:
+        return ("no expert of the usage history is of this model and fits: the VRAM tier starts empty",)
+    idle = sum(share.budget_bytes for share in devices) - hot_bytes
+    if idle < request.geometry.widest:
         return ()
-    if any(count > 0 for count in request.usage.values()):
-        return ("no expert of the usage history fits into the VRAM tier: it stays empty",)
-    return ("no usage history ranks the experts: the VRAM tier starts empty",)
+    return (
+        f"the VRAM tier starts with {format_bytes(hot_bytes)}, and {format_bytes(idle)} of its budget are "
+        "idle: the usage history ranks no other expert that fits whole",
+    )
 
 
 def disk_notes(cold_bytes: int) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def plan(request: PlanRequest) -> Plan:
             *clamp_notes(request, limit, ram_bytes, slots, devices),
             *notes.request_notes(request),
             *(note for share in devices for note in notes.device_notes(share)),
-            *notes.history_notes(request, devices, len(hot)),
+            *notes.history_notes(request, devices, hot_bytes),
             *notes.disk_notes(cold_bytes),
             *notes.override_notes(planned, request.environment),
         ),

@@ -1,0 +1,106 @@
+"""Machines and models of the tests, built from the figures of public reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_colibri.container.geometry import Geometry, SparseLayer
+from pytest_colibri.host.model import Accelerator, DeviceIdentity, Host, Memory, Processor
+from pytest_colibri.profiles.model import DeviceType, Pool
+from pytest_colibri.units import GB, Figure
+
+UNKNOWN = Figure(None, "no source")
+
+GLM_CONFIG = {
+    "hidden_size": 6144,
+    "num_hidden_layers": 78,
+    "num_attention_heads": 64,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "index_head_dim": 128,
+}
+
+
+def glm_mixed(*, mtp_row: bool = True) -> Geometry:
+    """GLM-5.2: 75 rows of 256 int4 experts, and one int8 row of multi-token prediction, twice as wide."""
+    widths = {**dict.fromkeys(range(3, 78), 18_915_328), **({78: 37_789_696} if mtp_row else {})}
+    return Geometry(
+        path=Path("models/glm"),
+        family="glm_moe_dsa",
+        config=GLM_CONFIG,
+        shards=142,
+        dense_bytes=10_700_000_000,
+        layers=tuple(SparseLayer(index, dict.fromkeys(range(256), width)) for index, width in widths.items()),
+    )
+
+
+def small_model(widths: tuple[int, ...] = (6_000_000, 6_000_000), experts: int = 8) -> Geometry:
+    """A model with few experts, whose whole cache takes some megabytes."""
+    return Geometry(
+        path=Path("models/small"),
+        family="glm_moe_dsa",
+        config={**GLM_CONFIG, "num_hidden_layers": 5, "hidden_size": 256, "num_attention_heads": 4},
+        shards=1,
+        dense_bytes=50_000_000,
+        layers=tuple(
+            SparseLayer(index, dict.fromkeys(range(experts), width)) for index, width in enumerate(widths, 3)
+        ),
+    )
+
+
+def full_usage(geometry: Geometry) -> dict[tuple[int, int], int]:
+    """A usage history in which every expert occurs."""
+    return {(layer.index, expert): 1 for layer in geometry.layers for expert in layer.expert_bytes}
+
+
+def machine(
+    available: int | None,
+    *,
+    cgroup: int | None = None,
+    total: int | None = None,
+    cores: int = 8,
+    sockets: int = 1,
+) -> Host:
+    """A Linux host with these bytes of memory."""
+    return Host(
+        kind="emulated",
+        system="linux",
+        architecture="x86_64",
+        memory=Memory(
+            total=Figure(total, "MemTotal"),
+            available=Figure(available, "MemAvailable"),
+            cgroup_available=Figure(cgroup, "memory.max" if cgroup is not None else "no cgroup limit"),
+        ),
+        processor=Processor(cores, sockets, "lscpu"),
+        accelerators=(),
+    )
+
+
+def device(
+    name: str,
+    free: int | None,
+    *,
+    total: int | None = None,
+    pool: Pool | None = "discrete",
+    kind: DeviceType = "discrete",
+    api: str = "cuda",
+    index: int = 0,
+) -> Accelerator:
+    """A device with these bytes of memory."""
+    return Accelerator(
+        identity=DeviceIdentity(api, index, name),
+        vendor="nvidia",
+        type=kind,
+        driver="1.0",
+        pool=pool,
+        total=Figure(total, "tool"),
+        free=Figure(free, "tool"),
+    )
+
+
+GB10 = device("NVIDIA GB10", None, pool="unified", kind="integrated")
+LAVAPIPE = device("llvmpipe", 20 * GB, total=24 * GB, pool="unified", kind="cpu", api="vulkan")

@@ -1,0 +1,281 @@
+"""The rules that hold for every plan: each catches a plan that breaks it, and no sound plan is accused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from machines import GB10, device, full_usage, glm_mixed, machine, small_model
+
+from pytest_colibri.planner import budgets, check, environment, runtime, tiers
+from pytest_colibri.planner.check import RULES, broken_rules
+from pytest_colibri.planner.plan import DeviceShare, Plan, PlanRequest
+from pytest_colibri.planner.reference import plan
+from pytest_colibri.units import GB, Figure
+
+GLM = glm_mixed()
+USAGE = {**full_usage(GLM), (3, 7): 9, (5, 1): 4}
+CARD = device("card", 24 * GB)
+UNREPORTED = device("unreported", None, pool=None, index=1)
+
+UNIFIED = plan(PlanRequest(GLM, machine(114 * GB), "cuda", (GB10,), usage=USAGE))
+DISCRETE = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), usage=USAGE))
+EXPLICIT = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), ram_bytes=60 * GB, vram_bytes=10 * GB))
+CLAMPED = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), ram_bytes=300 * GB, vram_bytes=30 * GB))
+SLOTS = plan(PlanRequest(GLM, machine(100 * GB), "cpu", slots_per_layer=4))
+VULKAN = plan(PlanRequest(GLM, machine(100 * GB), "vulkan", (CARD,), usage=USAGE))
+BLIND = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (UNREPORTED,), usage=USAGE))
+STATED = plan(PlanRequest(GLM, machine(None), "cuda", (GB10,), ram_bytes=60 * GB, usage=USAGE))
+USER = plan(PlanRequest(GLM, machine(100 * GB), "cpu", environment={"PIPE": "0", "OMP_PLACES": "cores"}))
+ALL_IN_RAM = plan(PlanRequest(small_model(), machine(100 * GB), "cpu"))
+CONTAINER = plan(PlanRequest(small_model(), machine(250 * GB, cgroup=34 * GB), "cpu"))
+
+SOUND = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, Plan)}
+
+
+def share_of(base: Plan, **change: object) -> tuple[DeviceShare, ...]:
+    return (replace(base.devices[0], **change),)
+
+
+def exporting(base: Plan, **variables: str) -> Plan:
+    return replace(base, environment={**base.environment, **variables})
+
+
+BAD: dict[str, list[tuple[str, Plan]]] = {
+    "limit_is_physical": [
+        ("control group forgotten", replace(CONTAINER, limit=Figure(250 * GB, "MemAvailable"))),
+        ("limit lost", replace(CONTAINER, limit=Figure(None, "nobody"))),
+        ("limit invented", replace(STATED, limit=Figure(64 * GB, "MemTotal"))),
+    ],
+    "reserve_is_kept": [
+        ("reserve dropped", replace(UNIFIED, reserve_bytes=0)),
+        ("less than nothing", replace(EXPLICIT, reserve_bytes=-1)),
+    ],
+    "pool_is_counted_once": [
+        ("pool counted twice", replace(UNIFIED, ram_budget_bytes=100 * GB)),
+        ("one byte too many", replace(UNIFIED, ram_budget_bytes=UNIFIED.ram_budget_bytes + 1)),
+        ("RAM alone above the limit", replace(ALL_IN_RAM, ram_budget_bytes=101 * GB)),
+    ],
+    "unknown_drives_no_tier": [
+        ("unknown as budget", replace(BLIND, devices=share_of(BLIND, budget_bytes=GB))),
+        ("unknown as pool", replace(BLIND, devices=share_of(BLIND, usable=Figure(80 * GB, "RAM")))),
+        ("unknown limit", replace(STATED, devices=share_of(STATED, budget_bytes=GB))),
+    ],
+    "devices_keep_their_reserve": [
+        ("usable is all that is free", replace(DISCRETE, devices=share_of(DISCRETE, usable=CARD.free))),
+        ("small reserve", replace(DISCRETE, devices=share_of(DISCRETE, reserve_bytes=GB))),
+    ],
+    "devices_were_asked_for": [
+        ("another device", replace(DISCRETE, devices=share_of(DISCRETE, accelerator=UNREPORTED))),
+        ("one device twice", replace(DISCRETE, devices=DISCRETE.devices * 2)),
+    ],
+    "budgets_fit_devices": [
+        ("budget above usable", replace(DISCRETE, devices=share_of(DISCRETE, budget_bytes=23 * GB))),
+        ("sum differs", replace(DISCRETE, vram_budget_bytes=23 * GB)),
+    ],
+    "explicit_budgets_hold": [
+        ("RAM raised", replace(EXPLICIT, ram_budget_bytes=61 * GB)),
+        ("VRAM raised", replace(EXPLICIT, vram_budget_bytes=11 * GB)),
+        ("clamped in silence", replace(CLAMPED, warnings=())),
+        ("lowered in silence", replace(EXPLICIT, ram_budget_bytes=59 * GB)),
+        ("slots raised", replace(SLOTS, slots_per_layer=5)),
+    ],
+    "ram_budget_holds_its_parts": [
+        ("cache without runtime", replace(DISCRETE, cache_bytes=DISCRETE.cache_bytes + 1)),
+        ("dense weights forgotten", replace(DISCRETE, dense_bytes=0)),
+    ],
+    "runtime_holds_experts_in_flight": [
+        ("typical width", replace(DISCRETE, runtime_bytes=3_700_000_000 + 64 * 18_915_328)),
+    ],
+    "runtime_parts_add_up": [("a part forgotten", replace(DISCRETE, steps=DISCRETE.steps[:8]))],
+    "slots_fit_cache": [
+        ("one slot too many", replace(DISCRETE, slots_per_layer=DISCRETE.slots_per_layer + 1)),
+        ("more slots than experts", replace(ALL_IN_RAM, slots_per_layer=9)),
+    ],
+    "every_layer_has_a_slot": [("no slot", replace(DISCRETE, slots_per_layer=0))],
+    "hot_experts_exist": [
+        ("an expert of another model", replace(DISCRETE, hot_experts=(*DISCRETE.hot_experts[:-1], (999, 0)))),
+        ("an expert twice", replace(DISCRETE, hot_experts=(*DISCRETE.hot_experts, (3, 7)))),
+        ("typical width", replace(DISCRETE, hot_bytes=DISCRETE.hot_bytes - 1)),
+    ],
+    "hot_experts_are_ranked": [
+        ("order turned round", replace(DISCRETE, hot_experts=DISCRETE.hot_experts[::-1])),
+    ],
+    "hot_experts_fit": [("tier above its budget", replace(DISCRETE, hot_bytes=23 * GB))],
+    "residency_is_complete": [
+        ("bytes lost", replace(DISCRETE, cold_bytes=0)),
+        (
+            "more warm than the cache holds",
+            replace(
+                DISCRETE,
+                warm_bytes=DISCRETE.cache_bytes + GB,
+                cold_bytes=DISCRETE.cold_bytes - DISCRETE.cache_bytes + DISCRETE.warm_bytes - GB,
+            ),
+        ),
+        (
+            "negative",
+            replace(ALL_IN_RAM, warm_bytes=ALL_IN_RAM.warm_bytes + 1, cold_bytes=-1),
+        ),
+    ],
+    "hit_rate_matches": [
+        ("above one", replace(ALL_IN_RAM, hit_rate=1.1)),
+        ("too good", replace(DISCRETE, hit_rate=1.0)),
+    ],
+    "bottleneck_matches": [
+        ("disk denied", replace(DISCRETE, bottleneck="mixed")),
+        ("disk invented", replace(ALL_IN_RAM, bottleneck="disk")),
+    ],
+    "environment_keeps_budgets": [
+        ("raised to 8 GB", exporting(CONTAINER, RAM_GB="80.000")),
+        ("rounded up", exporting(DISCRETE, CUDA_EXPERT_GB="22.001")),
+        ("no figure", exporting(DISCRETE, RAM_GB="auto")),
+        ("more experts than planned", exporting(VULKAN, COLI_VK_EXPERTS="320")),
+    ],
+    "environment_keeps_threads": [
+        ("logical cores", exporting(DISCRETE, OMP_NUM_THREADS="16")),
+        ("affinity", exporting(DISCRETE, OMP_PROC_BIND="close")),
+    ],
+    "environment_keeps_user_values": [("user overridden", exporting(USER, PIPE="1"))],
+    "environment_exports_no_hints": [("hint exported", exporting(USER, _numactl="numactl"))],
+    "environment_asks_for_planned_devices": [
+        ("no device", exporting(BLIND, COLI_CUDA="1")),
+        ("another index", exporting(DISCRETE, COLI_GPU="1")),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_plans_break_no_rule(name):
+    assert broken_rules(SOUND[name]) == {}
+
+
+def test_every_rule_has_a_plan_that_breaks_it():
+    assert BAD.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad"),
+    [pytest.param(rule, bad, id=f"{rule}: {fault}") for rule, faults in BAD.items() for fault, bad in faults],
+)
+def test_rule_catches_a_bad_plan(rule, bad):
+    broken = broken_rules(bad)
+    assert rule in broken
+    assert broken[rule] in check.plan_violations(bad)
+
+
+def doubled_pool(original: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:
+    def split(pool_bytes: int, **rest: int) -> tuple[int, int]:
+        return pool_bytes, original(pool_bytes, **rest)[1]
+
+    return split
+
+
+FAULTS = {
+    "control group forgotten": (
+        budgets,
+        "limit_of",
+        lambda _: lambda host: host.memory.available,
+        CONTAINER.request,
+        "limit_is_physical",
+    ),
+    "no reserve of the limit": (
+        budgets,
+        "automatic_ram_budget",
+        lambda _: lambda limit: limit,
+        UNIFIED.request,
+        "reserve_is_kept",
+    ),
+    "pool counted twice": (
+        budgets,
+        "split_unified_pool",
+        doubled_pool,
+        UNIFIED.request,
+        "pool_is_counted_once",
+    ),
+    "no reserve of the device": (
+        budgets,
+        "device_reserve",
+        lambda _: lambda *_: 0,
+        DISCRETE.request,
+        "devices_keep_their_reserve",
+    ),
+    "unknown memory is the RAM": (
+        budgets,
+        "trusted_free",
+        lambda _: lambda _: Figure(1081 * GB, "MemAvailable"),
+        BLIND.request,
+        "unknown_drives_no_tier",
+    ),
+    "clamped without a word": (
+        budgets,
+        "clamp_warning",
+        lambda _: lambda *_: (),
+        CLAMPED.request,
+        "explicit_budgets_hold",
+    ),
+    "explicit budget taken as it is": (
+        budgets,
+        "explicit_ram_budget",
+        lambda _: lambda asked, _: asked,
+        CLAMPED.request,
+        "reserve_is_kept",
+    ),
+    "buffers of typical width": (
+        runtime,
+        "expert_buffer_bytes",
+        lambda _: lambda _: 64 * 18_915_328,
+        DISCRETE.request,
+        "runtime_holds_experts_in_flight",
+    ),
+    "cap of typical width": (
+        tiers,
+        "cap_for_cache",
+        lambda _: lambda geometry, cache: cache // (18_915_328 * len(geometry.layers)),
+        replace(DISCRETE.request, ram_bytes=82 * GB),
+        "slots_fit_cache",
+    ),
+    "cache without the runtime": (
+        tiers,
+        "cache_bytes",
+        lambda _: lambda budget, dense, _: budget - dense,
+        DISCRETE.request,
+        "ram_budget_holds_its_parts",
+    ),
+    "tier of typical width": (
+        tiers,
+        "fill_devices",
+        lambda _: lambda ranked, _, budgets: ranked[: sum(budgets) // 18_000_000],
+        DISCRETE.request,
+        "hot_experts_fit",
+    ),
+    "experts unranked": (
+        tiers,
+        "rank_hot_experts",
+        lambda _: lambda _, usage: tuple(usage),
+        DISCRETE.request,
+        "hot_experts_are_ranked",
+    ),
+    "user overridden": (
+        environment,
+        "with_user_values",
+        lambda _: lambda planned, user: {**user, **planned},
+        replace(CLAMPED.request, environment={"RAM_GB": "5"}),
+        "environment_keeps_user_values",
+    ),
+    "rounded up": (
+        environment,
+        "gigabytes",
+        lambda _: lambda count: f"{count // GB + 1}.000",
+        DISCRETE.request,
+        "environment_keeps_budgets",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rule_catches_a_planner_with_a_fault(fault, monkeypatch):
+    module, name, wrap, request, rule = FAULTS[fault]
+    assert broken_rules(plan(request)) == {}
+    monkeypatch.setattr(module, name, wrap(getattr(module, name)))
+    assert rule in broken_rules(plan(request))

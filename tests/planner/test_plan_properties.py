@@ -1,0 +1,107 @@
+"""What holds over random machines, models and requests."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import device, machine, small_model
+
+from pytest_colibri.host.model import Accelerator
+from pytest_colibri.planner.check import plan_violations
+from pytest_colibri.planner.plan import DoesNotFit, PlanRequest
+from pytest_colibri.planner.reference import plan
+from pytest_colibri.units import GB, Figure
+
+ENOUGH = 12 * GB  # holds every model of this file, of which the reserve was taken
+
+relaxed = settings(deadline=None)
+
+
+@st.composite
+def accelerators(draw: st.DrawFn) -> tuple[Accelerator, ...]:
+    pools = draw(st.lists(st.sampled_from(["unified", "discrete", None]), max_size=3))
+    figures = st.none() | st.integers(0, 60 * GB)
+    return tuple(
+        device(f"device {index}", draw(figures), total=draw(figures), pool=pool, index=index)
+        for index, pool in enumerate(pools)
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn, least: int = ENOUGH) -> PlanRequest:
+    ram = st.integers(least, 60 * GB)
+    widths = draw(st.lists(st.integers(1, 50_000_000), max_size=4))
+    pairs = st.tuples(st.integers(2, 8), st.integers(0, 12))
+    return PlanRequest(
+        geometry=small_model(tuple(widths), experts=draw(st.integers(1, 12))),
+        host=machine(draw(ram), cgroup=draw(st.none() | ram), sockets=draw(st.integers(1, 2))),
+        backend=draw(st.sampled_from(["vulkan", "cuda", "rocm", "metal"])),
+        accelerators=draw(accelerators()),
+        ram_bytes=draw(st.none() | ram),
+        vram_bytes=draw(st.none() | st.integers(0, 2 * GB)),
+        slots_per_layer=draw(st.none() | st.integers(1, 15)),
+        context=draw(st.integers(1, 100_000)),
+        prompt_width=draw(st.integers(1, 100_000)),
+        usage=draw(st.dictionaries(pairs, st.integers(0, 5), max_size=30)),
+    )
+
+
+@relaxed
+@given(requests())
+def test_every_plan_is_sound(request):
+    assert plan_violations(plan(request)) == ()
+
+
+@relaxed
+@given(requests(least=1))
+def test_a_plan_on_a_small_machine_is_sound_or_refused(request):
+    with suppress(DoesNotFit):
+        assert plan_violations(plan(request)) == ()
+
+
+@relaxed
+@given(requests(), st.integers(0, 30 * GB))
+def test_more_memory_never_gives_fewer_slots(request, more):
+    memory = request.host.memory
+    richer = replace(
+        memory,
+        available=Figure(memory.available.bytes + more, "more"),
+        cgroup_available=Figure(None, "no cgroup limit"),
+    )
+    bigger = replace(request, host=replace(request.host, memory=richer))
+    assert plan(bigger).slots_per_layer >= plan(request).slots_per_layer
+
+
+@relaxed
+@given(requests())
+def test_an_explicit_budget_is_never_exceeded(request):
+    planned = plan(request)
+    assert request.ram_bytes is None or planned.ram_budget_bytes <= request.ram_bytes
+    assert request.vram_bytes is None or planned.vram_budget_bytes <= request.vram_bytes
+
+
+@relaxed
+@given(requests())
+def test_a_refusal_says_exactly_what_is_missing(request):
+    request = replace(request, accelerators=(), ram_bytes=1, host=machine(200 * GB))
+    with pytest.raises(DoesNotFit) as refused:
+        plan(request)
+    enough = 1 + refused.value.missing_bytes
+    assert plan(replace(request, ram_bytes=enough)).ram_budget_bytes == enough
+    with pytest.raises(DoesNotFit):
+        plan(replace(request, ram_bytes=enough - 1))
+
+
+@relaxed
+@given(requests())
+def test_granted_budgets_are_granted_again(request):
+    planned = plan(request)
+    granted = replace(request, ram_bytes=planned.ram_budget_bytes, vram_bytes=planned.vram_budget_bytes)
+    again = plan(granted)
+    assert again.ram_budget_bytes == planned.ram_budget_bytes
+    assert again.vram_budget_bytes == planned.vram_budget_bytes
+    assert not any("budget clamped" in line for line in again.warnings)
