@@ -151,7 +151,7 @@ class AvailableMemory:
 
     def read(self) -> int | None:
         """Return the bytes that can be taken now, None when nothing tells."""
-        if self._meminfo is None:
+        if platform.system() != "Linux":
             import psutil
 
             return psutil.virtual_memory().available
@@ -160,13 +160,12 @@ class AvailableMemory:
         return smallest(available, *headrooms).bytes
 
     def close(self) -> None:
-        """Close the files; no read is possible afterwards."""
-        for _, files in self._groups:
-            for file in filter(None, files):
-                os.close(file)
-        if self._meminfo is not None:
-            os.close(self._meminfo)
+        """Close the files; what is read afterwards is unknown."""
+        files = [self._meminfo, *(file for _, group in self._groups for file in group)]
         self._meminfo, self._groups = None, []
+        for file in files:
+            if file is not None:
+                os.close(file)
 
     def __enter__(self) -> Self:
         return self

@@ -237,6 +237,13 @@ def agrees_with_free() -> bool:
     return abs(memory.available.bytes - int(row[-1])) < 32 * MIB
 
 
+@linux_only
+def test_a_closed_sampler_knows_nothing():
+    with AvailableMemory() as memory:
+        assert memory.read()
+    assert memory.read() is None
+
+
 GROUP_REPORT = """
 import sys
 from pathlib import Path
