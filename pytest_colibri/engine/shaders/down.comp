@@ -8,6 +8,7 @@ layout(push_constant) uniform Constants {
     uint down_words;
     uint down_scales;
     uint width;
+    uint outputs_count;
     uint group;
     uint first_row;
     uint rows;
@@ -15,12 +16,12 @@ layout(push_constant) uniform Constants {
 
 void main() {
     uint tile_row = gl_WorkGroupID.y * TILE;
-    uint count = min(TILE, rows - tile_row);
+    uint count = output_id() < outputs_count ? min(TILE, rows - tile_row) : 0;
     float sums[TILE] = row_products(down_words, down_scales, width, group, first_row + tile_row, count);
-    if (gl_LocalInvocationID.x != 0) {
+    if (lane() != 0) {
         return;
     }
     for (uint row = 0; row < count; ++row) {
-        outputs[(first_row + tile_row + row) * gl_NumWorkGroups.x + gl_WorkGroupID.x] = sums[row];
+        outputs[(first_row + tile_row + row) * outputs_count + output_id()] = sums[row];
     }
 }

@@ -10,6 +10,7 @@ layout(push_constant) uniform Constants {
     uint up_words;
     uint up_scales;
     uint width;
+    uint outputs_count;
     uint group;
     uint first_row;
     uint rows;
@@ -17,14 +18,14 @@ layout(push_constant) uniform Constants {
 
 void main() {
     uint tile_row = gl_WorkGroupID.y * TILE;
-    uint count = min(TILE, rows - tile_row);
+    uint count = output_id() < outputs_count ? min(TILE, rows - tile_row) : 0;
     float gate[TILE] = row_products(gate_words, gate_scales, width, group, first_row + tile_row, count);
     float up[TILE] = row_products(up_words, up_scales, width, group, first_row + tile_row, count);
-    if (gl_LocalInvocationID.x != 0) {
+    if (lane() != 0) {
         return;
     }
     for (uint row = 0; row < count; ++row) {
         float activated = gate[row] / (1.0 + exp(-gate[row]));
-        outputs[(first_row + tile_row + row) * gl_NumWorkGroups.x + gl_WorkGroupID.x] = activated * up[row];
+        outputs[(first_row + tile_row + row) * outputs_count + output_id()] = activated * up[row];
     }
 }

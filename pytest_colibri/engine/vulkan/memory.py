@@ -160,11 +160,10 @@ class Arenas:
         flags = ON_DEVICE if staged else ON_DEVICE | HOST_ACCESS
         self._device = device
         self.buffers = [create_buffer(device, words * WORD_BYTES, flags) for words in arena_words]
-        self._staging: Words | None = None
-        if staged and arena_words:
-            largest = min(MAX_STAGING_BYTES, max(arena_words) * WORD_BYTES)
-            self._staging_buffer = create_buffer(device, largest, HOST_ACCESS)
-            self._staging = self._staging_buffer.words
+        self._staging = None
+        if staged:
+            staging_bytes = min(MAX_STAGING_BYTES, max(arena_words) * WORD_BYTES)
+            self._staging = create_buffer(device, staging_bytes, HOST_ACCESS)
 
     def write(self, arena: int, begin: int, words: Words) -> None:
         """Put ``words`` into an arena from word ``begin`` on."""
@@ -172,16 +171,21 @@ class Arenas:
         if self._staging is None:
             assert target.words is not None
             target.words[begin : begin + len(words)] = words
-            return
-        for done in range(0, len(words), len(self._staging)):
-            piece = words[done : done + len(self._staging)]
-            self._staging[: len(piece)] = piece
-            self._copy(target, begin + done, len(piece))
+        else:
+            self._write_staged(self._staging, target, begin, words)
 
-    def _copy(self, target: Buffer, begin: int, count: int) -> None:
+    def _write_staged(self, staging: Buffer, target: Buffer, begin: int, words: Words) -> None:
+        assert staging.words is not None
+        room = len(staging.words)
+        for done in range(0, len(words), room):
+            piece = words[done : done + room]
+            staging.words[: len(piece)] = piece
+            self._copy(staging, target, begin + done, len(piece))
+
+    def _copy(self, staging: Buffer, target: Buffer, begin: int, count: int) -> None:
         region = vk.VkBufferCopy(srcOffset=0, dstOffset=begin * WORD_BYTES, size=count * WORD_BYTES)
         commands = self._device.begin_commands()
-        vk.vkCmdCopyBuffer(commands, self._staging_buffer.handle, target.handle, 1, [region])
+        vk.vkCmdCopyBuffer(commands, staging.handle, target.handle, 1, [region])
         barrier = vk.VkMemoryBarrier(
             srcAccessMask=vk.VK_ACCESS_TRANSFER_WRITE_BIT,
             dstAccessMask=vk.VK_ACCESS_SHADER_READ_BIT | vk.VK_ACCESS_TRANSFER_WRITE_BIT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import vulkan as vk
@@ -12,19 +12,22 @@ from pytest_colibri.engine.vulkan.device import VulkanDevice
 from pytest_colibri.engine.vulkan.memory import Buffer
 
 BINDINGS = 3
-MAX_CONSTANTS = 8
+MAX_CONSTANTS = 9
 STORAGE = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
 COMPUTE = vk.VK_SHADER_STAGE_COMPUTE_BIT
 
 
 class Pipelines:
-    """One pipeline for each shader that is used; all share a layout: weights, inputs, outputs."""
+    """A pipeline for each of ``shaders``; all share a layout: weights, inputs, outputs.
 
-    def __init__(self, device: VulkanDevice) -> None:
+    Raises Unavailable for a shader that is missing.
+    """
+
+    def __init__(self, device: VulkanDevice, shaders: Iterable[Shader]) -> None:
         self._device = device
         self._set_layout = self._create_set_layout()
         self.layout = self._create_layout()
-        self._pipelines: dict[Shader, Any] = {}
+        self._pipelines = {shader: self._create(shader) for shader in shaders}
 
     def _create_set_layout(self) -> Any:
         bindings = [
@@ -50,10 +53,8 @@ class Pipelines:
         self._device.resources.callback(vk.vkDestroyPipelineLayout, self._device.handle, layout, None)
         return layout
 
-    def get(self, shader: Shader) -> Any:
-        """Return the pipeline of a shader; made on first use. Raises Unavailable for a missing shader."""
-        if shader not in self._pipelines:
-            self._pipelines[shader] = self._create(shader)
+    def of(self, shader: Shader) -> Any:
+        """Return the pipeline of a shader."""
         return self._pipelines[shader]
 
     def _create(self, shader: Shader) -> Any:
