@@ -130,7 +130,7 @@ class _Reader:
 def _places(lines: Iterable[str]) -> Iterator[tuple[Place, str]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield Place("engine stdout", number), line
+            yield Place("stdout", number), line
 
 
 def _event(line: str) -> dict[str, object]:

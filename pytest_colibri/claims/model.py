@@ -13,10 +13,10 @@ ClaimKind = Literal["device", "ram_tier", "expert_tier", "resident"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where something was said: ``engine stdout``, line 7; or ``plan``, and the key."""
+    """Where something was said: a stream of the engine and the line in it, from 1."""
 
     source: str
-    line: int | str
+    line: int
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}"

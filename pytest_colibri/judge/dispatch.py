@@ -133,12 +133,18 @@ def judge_residency(statement: Statement, sighting: Sighting) -> Verdict:
 def judge_counters(
     statement: Statement, shaders: Iterable[ShaderFile], sighting: Sighting
 ) -> tuple[Verdict, ...]:
-    """Judge for each phase whether the engine's own dispatch and submit counters are true."""
+    """Judge for each phase with any work on the device whether the engine's own counters are true."""
     hashes = {shader.name: shader.sha256 for shader in shaders}
     claim = statement.claim("device")
     if claim is None:
         return (_not_claimed("own counters", "the engine names no device"),)
-    return tuple(_judge_counter(claim, telemetry, hashes, sighting) for telemetry in statement.telemetry)
+    return tuple(
+        _judge_counter(claim, telemetry, hashes, sighting)
+        for telemetry in statement.telemetry
+        if telemetry.submits
+        or any(telemetry.dispatches.values())
+        or _phase(sighting.device(claim), telemetry.phase).submits
+    )
 
 
 def _judge_counter(

@@ -6,7 +6,7 @@ from pytest_colibri.judge.model import Verdict
 from pytest_colibri.planner.check import plan_violations
 from pytest_colibri.planner.plan import Plan
 from pytest_colibri.units import format_bytes
-from pytest_colibri.witness.evidence import MemoryEvidence
+from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample
 
 
 def planned_peak_bytes(plan: Plan) -> int:
@@ -30,20 +30,29 @@ def judge_plan(plan: Plan) -> Verdict:
 
 
 def judge_peak(plan: Plan, memory: MemoryEvidence) -> Verdict:
-    """Judge the highest memory of the engine's process tree against the plan."""
+    """Judge the highest memory of the engine's process tree against the plan.
+
+    The resident set counts pages that several processes share more than once, so that only a proportional
+    figure taken at the same time can excuse one that is too high.
+    """
     title = "peak memory"
     planned = planned_peak_bytes(plan)
-    peak = memory.peak_proportional_bytes or memory.peak_tree_bytes
-    measure = "PSS" if memory.peak_proportional_bytes else "RSS"
     advertised = f"at most {format_bytes(planned)}"
     if not memory.samples:
         reason = "the process ended before the memory was sampled"
         return Verdict("unwitnessed", title, "plan", advertised, "", memory.witness, reason=reason)
-    witnessed = f"{format_bytes(peak)} ({measure} of the process tree)"
-    if peak > planned:
-        reason = f"{format_bytes(peak - planned)} more than planned"
+    peak = max(memory.samples, key=_least_possible_bytes)
+    over = _least_possible_bytes(peak) - planned
+    measure = "RSS" if peak.proportional_bytes is None else "PSS"
+    witnessed = f"{format_bytes(_least_possible_bytes(peak))} ({measure} of the process tree)"
+    if over > 0:
+        reason = f"{format_bytes(over)} more than planned"
         return Verdict("broken", title, "plan", advertised, witnessed, memory.witness, reason=reason)
     return Verdict("held", title, "plan", advertised, witnessed, memory.witness)
+
+
+def _least_possible_bytes(sample: MemorySample) -> int:
+    return sample.tree_bytes if sample.proportional_bytes is None else sample.proportional_bytes
 
 
 def judge_floor(memory: MemoryEvidence) -> Verdict:

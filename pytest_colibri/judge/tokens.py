@@ -44,7 +44,7 @@ def read_token_reference(path: Path) -> TokenReference:
         ) from None
     if full[: len(prompt)] != prompt or len(best) != len(full) or not prompt:
         raise UsageError(f"{path}: full_ids must begin with prompt_ids and be as many as tf_pred")
-    return TokenReference(prompt, full, best, str(fields.get("provenance", path.name)))
+    return TokenReference(prompt, full, best, str(fields.get("source", path.name)))
 
 
 def judge_generated(statement: Statement, wanted: Sequence[int], source: str) -> Verdict:

@@ -22,19 +22,19 @@ def verdict_table(verdicts: Sequence[Verdict], *, width: int, color: bool, every
     What held alike in several cases is one row unless ``every_case`` is set; every other verdict has its own.
     ``width`` counts characters.
     """
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(expand=False, pad_edge=False, title_justify="left")
-    for heading in ("claim", "case", "said at", "advertised", "witnessed", "by", "verdict"):
-        table.add_column(heading, overflow="fold")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("claim", "said at", "advertised", "witnessed", "by", "verdict"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("said at", "verdict"))
     for verdict, cases in _rows(verdicts, every_case):
         claim = f"{verdict.claim}, {verdict.phase}" if verdict.phase else verdict.claim
         more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
         table.add_row(
-            Text(claim),
-            Text(f"{cases[0]}{more}"),
+            Text(f"{claim} [{cases[0]}{more}]"),
             Text(verdict.place),
             Text(verdict.advertised),
             Text(verdict.witnessed),

@@ -117,6 +117,7 @@ def write() -> None:
             weights = hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
             made = reference(directory, PROMPT, NEW_TOKENS)
         golden = {
+            "source": f"transformers {transformers.__version__}",
             "provenance": provenance,
             "write_tiny_model": arguments,
             "model_sha256": weights,
