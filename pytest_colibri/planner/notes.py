@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_colibri.host.model import Accelerator
-from pytest_colibri.planner import budgets, environment
-from pytest_colibri.planner.plan import DeviceShare, PlanRequest
+from pytest_colibri.host.model import Accelerator, Processor
+from pytest_colibri.planner import budgets, division, environment
+from pytest_colibri.planner.plan import DeviceShare, Plan, PlanRequest
 from pytest_colibri.units import Figure, format_bytes
 
 IN_USE_PERCENT = 5
+
+
+def warnings_of(plan: Plan, planned: Mapping[str, str]) -> tuple[str, ...]:
+    """Return every warning of a plan; ``planned`` is the environment before the user's own values."""
+    request, devices = plan.request, plan.devices
+    return (
+        *memory_notes(plan.limit, plan.ram_budget_bytes),
+        *clamp_notes(plan),
+        *processor_notes(request.host.processor),
+        *request_notes(request),
+        *(note for share in devices for note in device_notes(share)),
+        *history_notes(request, devices, plan.hot_bytes),
+        *disk_notes(plan.cold_bytes),
+        *override_notes(planned, request.environment),
+    )
 
 
 def memory_notes(limit: Figure, ram_budget_bytes: int) -> tuple[str, ...]:
@@ -25,6 +40,40 @@ def memory_notes(limit: Figure, ram_budget_bytes: int) -> tuple[str, ...]:
             f"{format_bytes(limit.bytes - ram_budget_bytes)} of {limit}",
         )
     return ()
+
+
+def clamp_notes(plan: Plan) -> tuple[str, ...]:
+    """Return a line for each explicit figure that could not be kept."""
+    request = plan.request
+    in_pool = sum(share.budget_bytes for share in plan.devices if budgets.shares_ram(share.accelerator))
+    besides = f", beside the VRAM tier of {format_bytes(in_pool)} in the same memory" if in_pool else ""
+    ram = budgets.clamp_warning(
+        "RAM",
+        request.ram_bytes,
+        plan.ram_budget_bytes,
+        f"{budgets.POOL_PERCENT} % may be taken of {plan.limit}{besides}",
+    )
+    vram = budgets.clamp_warning(
+        "VRAM",
+        request.vram_bytes,
+        plan.vram_budget_bytes,
+        f"the experts take {format_bytes(request.geometry.expert_bytes)}, the devices can hold "
+        f"{format_bytes(sum(division.usable_bytes(plan.devices)))}, and memory shared with the RAM is "
+        "counted once",
+    )
+    return (*ram, *vram, *slots_note(request.slots_per_layer, plan.slots_per_layer))
+
+
+def slots_note(asked: int | None, granted: int) -> tuple[str, ...]:
+    """Say when fewer slots than asked for are planned."""
+    if asked is None or granted >= asked:
+        return ()
+    return (f"slots per layer clamped from {asked} to {granted}: the cache or the experts allow no more",)
+
+
+def processor_notes(processor: Processor) -> tuple[str, ...]:
+    """Say when the number of threads rests on a guess."""
+    return (f"physical cores: {processor.note}",) if processor.note else ()
 
 
 def request_notes(request: PlanRequest) -> tuple[str, ...]:

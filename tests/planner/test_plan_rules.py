@@ -208,6 +208,12 @@ def test_explicit_values_of_the_user_win_and_are_told():
     assert "RAM_GB=50 is set by the user and replaces the planned 88.000" in planned.warnings
 
 
+def test_guessed_cores_are_told():
+    host = machine(100 * GB)
+    host = replace(host, processor=replace(host.processor, note="logical count taken"))
+    assert "physical cores: logical count taken" in plan(PlanRequest(GLM, host, "cpu")).warnings
+
+
 @pytest.mark.parametrize(("policy", "repin"), [("balanced", "64"), ("quality", None)])
 def test_only_the_balanced_policy_pins_again(policy, repin):
     exported = plan(PlanRequest(GLM, machine(100 * GB), "cpu", policy=policy)).environment
