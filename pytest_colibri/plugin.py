@@ -61,6 +61,7 @@ OPTIONS = (
     Option("model", "model folder to run instead of the suite's tiny models", "DIR", "--model"),
     Option("checkout", "colibri checkout to judge instead of the embedded engine", "DIR", "--colibri"),
     Option("engine", "engine to judge: a command that speaks the engine protocol", "COMMAND"),
+    Option("shaders", "folder with the SPIR-V files of that engine, to tell its pieces apart", "DIR"),
     Option("evidence", f"file that receives the evidence (default: {EVIDENCE_FILE})", "FILE"),
     Option("memory-floor", "stop an engine when less than this is available, such as 2GB", "SIZE"),
     Option("identities", "keep UUIDs, host and user names in the evidence"),
@@ -173,7 +174,12 @@ class ColibriSession:
         floor = setting(self.config, "memory-floor")
         self.floor_bytes = None if floor is None else _parse_size("--colibri-memory-floor", str(floor))
         engine = setting(self.config, "engine")
-        self.subject: EngineSubject = program_engine(str(engine)) if engine else reference_engine()
+        shaders = setting(self.config, "shaders")
+        self.subject: EngineSubject = (
+            program_engine(str(engine), Path(str(shaders)) if shaders else None)
+            if engine
+            else reference_engine()
+        )
 
     @cached_property
     def profile(self) -> Profile:
@@ -327,7 +333,7 @@ class ColibriSession:
         """Gather the verdicts of every test, whichever process ran it."""
         from pytest_colibri.judge.model import Verdict
 
-        if report.when == "call":
+        if report.when == "teardown":
             for name, value in report.user_properties:
                 if name == VERDICT_PROPERTY:
                     self.verdicts.append(Verdict(**json.loads(str(value))))

@@ -133,13 +133,16 @@ def judge_residency(statement: Statement, sighting: Sighting) -> Verdict:
 def judge_counters(
     statement: Statement, shaders: Iterable[ShaderFile], sighting: Sighting
 ) -> tuple[Verdict, ...]:
-    """Judge for each phase with any work on the device whether the engine's own counters are true."""
-    hashes = {shader.name: shader.sha256 for shader in shaders}
+    """Judge for each phase with any work on the device whether the engine's own counters are true.
+
+    Without the engine's shaders the dispatches are compared as one sum.
+    """
+    names = {shader.sha256: shader.name for shader in shaders}
     claim = statement.claim("device")
     if claim is None:
         return (_not_claimed("own counters", "the engine names no device"),)
     return tuple(
-        _judge_counter(claim, telemetry, hashes, sighting)
+        _judge_counter(claim, telemetry, names, sighting)
         for telemetry in statement.telemetry
         if telemetry.submits
         or any(telemetry.dispatches.values())
@@ -148,27 +151,30 @@ def judge_counters(
 
 
 def _judge_counter(
-    device: Claim, telemetry: Telemetry, hashes: Mapping[str, str], sighting: Sighting
+    device: Claim, telemetry: Telemetry, names: Mapping[str, str], sighting: Sighting
 ) -> Verdict:
-    own = {name: count for name, count in telemetry.dispatches.items() if count}
-    claim = Claim(
-        "device",
-        device.subject,
-        _count_in_words(own, telemetry.submits),
-        telemetry.place,
-        device.device,
-    )
-    title = "own counters"
+    title, phase = "own counters", telemetry.phase
+    own = _by_name(telemetry.dispatches.items(), named=bool(names))
+    said = _count_in_words(own, telemetry.submits)
+    claim = Claim("device", device.subject, said, telemetry.place, device.device)
     if sighting.evidence is None:
-        return _unwitnessed(claim, title, sighting.reach, telemetry.phase)
-    seen = _phase(sighting.device(claim), telemetry.phase)
-    names = {sha256: name for name, sha256 in hashes.items()}
-    counted = {names.get(s.sha256, f"shader {s.sha256[:12]}"): s.executed for s in seen.shaders if s.executed}
+        return _unwitnessed(claim, title, sighting.reach, phase)
+    seen = _phase(sighting.device(device), phase)
+    counts = ((names.get(s.sha256, f"shader {s.sha256[:12]}"), s.executed) for s in seen.shaders)
+    counted = _by_name(counts, named=bool(names))
     witnessed = _count_in_words(counted, seen.submits)
     if (own, telemetry.submits) != (counted, seen.submits):
-        reason = "the engine counts otherwise than the witness"
-        return _verdict(claim, title, "broken", sighting, witnessed, reason, telemetry.phase)
-    return _verdict(claim, title, "held", sighting, witnessed, "", telemetry.phase)
+        reason = f"the engine says {said}; the witness counted {witnessed}"
+        return _verdict(claim, title, "broken", sighting, witnessed, reason, phase)
+    return _verdict(claim, title, "held", sighting, witnessed, "", phase)
+
+
+def _by_name(counts: Iterable[tuple[str, int]], *, named: bool) -> Counter[str]:
+    """Add counts up by shader name, or all in one where the names mean nothing; zero counts are left out."""
+    sums: Counter[str] = Counter()
+    for name, count in counts:
+        sums[name if named else "dispatches"] += count
+    return +sums
 
 
 def _count_in_words(dispatches: Mapping[str, int], submits: int) -> str:

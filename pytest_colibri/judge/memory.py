@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_colibri.judge.model import Verdict
+from pytest_colibri.planner.budgets import shares_ram
 from pytest_colibri.planner.check import plan_violations
 from pytest_colibri.planner.plan import Plan
 from pytest_colibri.units import format_bytes
@@ -12,8 +13,8 @@ from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample
 def planned_peak_bytes(plan: Plan) -> int:
     """Return the most RAM that the plan lets an engine use, the device's share of a unified pool included."""
     cache = plan.slots_per_layer * plan.request.geometry.bytes_per_slot
-    device = plan.vram_budget_bytes if plan.unified else 0
-    return plan.dense_bytes + plan.runtime_bytes + cache + device
+    shared = sum(share.budget_bytes for share in plan.devices if shares_ram(share.accelerator))
+    return plan.dense_bytes + plan.runtime_bytes + cache + shared
 
 
 def judge_plan(plan: Plan) -> Verdict:

@@ -224,6 +224,8 @@ class Trials:
         tracer = DispatchTracer() if reach.able else None
         floor = plan.reserve_bytes if self._floor_bytes is None else self._floor_bytes
         run = watch(launch, tracer=tracer, guard=MemoryGuard(floor_bytes=floor))
+        if run.unwitnessed is not None:
+            reach = Reach(reach.witness, False, run.unwitnessed)
         statement = read_statement(run.output.stdout, subject.name)
         return statement, run.output, Sighting(reach, run.dispatch), run.memory
 

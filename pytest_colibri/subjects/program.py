@@ -53,11 +53,11 @@ def reference_engine() -> ProgramSubject:
     )
 
 
-def program_engine(command_line: str) -> ProgramSubject:
+def program_engine(command_line: str, shader_folder: Path | None) -> ProgramSubject:
     """Return the program of ``--colibri-engine`` as a subject; :class:`UsageError` when it is not there.
 
-    The line is split as a shell splits words, and no shell sees it. Shaders are looked for in a folder
-    ``shaders`` beside the last word that is a file, so that a witness can tell the pieces apart.
+    The line is split as a shell splits words, and no shell sees it. With ``shader_folder`` a witness can tell
+    the pieces of the computation apart.
     """
     try:
         words = shlex.split(command_line)
@@ -69,11 +69,15 @@ def program_engine(command_line: str) -> ProgramSubject:
             f"--colibri-engine={command_line!r}: no such program; "
             "give one that speaks the protocol of docs/engine-protocol.md"
         )
-    files = [Path(word).resolve() for word in words if Path(word).is_file()]
-    folder = files[-1].parent / "shaders" if files else None
-    command = (program, *(str(Path(w).resolve()) if Path(w).is_file() else w for w in words[1:]))
-    shaders = shaders_in(folder) if folder and folder.is_dir() else ()
-    return ProgramSubject(name=Path(words[-1]).name, command=command, shaders=shaders)
+    if shader_folder is not None and not shader_folder.is_dir():
+        raise UsageError(f"--colibri-shaders={shader_folder}: no such folder; give one with *.spv files")
+    files = [word for word in words[1:] if Path(word).is_file()]
+    arguments = (str(Path(word).resolve()) if word in files else word for word in words[1:])
+    return ProgramSubject(
+        name=Path(files[0] if files else program).name,
+        command=(str(Path(program).absolute()), *arguments),
+        shaders=shaders_in(shader_folder) if shader_folder else (),
+    )
 
 
 def shaders_in(folder: Path) -> tuple[ShaderFile, ...]:
