@@ -95,6 +95,26 @@ function mapShared(path, size) {
   return mapped;
 }
 
+// A child that closes every descriptor before it executes a program (Python's subprocess does) would cut off the
+// tracer and hang in it: its descriptors, which are cloaked, stay open until the program is executed.
+function keepTracerConnected() {
+  const address = Module.findGlobalExportByName('close_range');
+  if (address === null)
+    return;
+  const LAST_CLOAKED = 4096;
+  const closeRange = new NativeFunction(address, 'int', ['uint', 'uint', 'int']);
+  Interceptor.replace(address, new NativeCallback((first, last, flags) => {
+    for (let descriptor = first; descriptor <= Math.min(last, LAST_CLOAKED); descriptor++) {
+      if (Cloak.hasFileDescriptor(descriptor)) {
+        if (descriptor > first)
+          closeRange(first, descriptor - 1, flags);
+        first = descriptor + 1;
+      }
+    }
+    return first > last ? 0 : closeRange(first, last, flags);
+  }, 'int', ['uint', 'uint', 'int']));
+}
+
 function addMarker(text) {
   const bytes = Memory.allocUtf8String(text);
   new NativeFunction(native.add_marker, 'void', ['pointer', 'size_t'])(bytes, text.length);
@@ -107,6 +127,7 @@ rpc.exports = {
       throw new Error('counters.c and counters.py describe different layouts');
     new NativeFunction(native.start_counting, 'void', ['pointer'])(mapShared(path, size));
     markers.forEach(addMarker);
+    keepTracerConnected();
     Interceptor.attach(Module.getGlobalExportByName('write'), { onEnter: native.on_write });
     Interceptor.attach(Module.getGlobalExportByName('writev'), { onEnter: native.on_writev });
     Interceptor.flush();

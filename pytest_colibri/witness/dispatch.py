@@ -89,14 +89,14 @@ class Trace:
         """Attach to the gate, within ATTACH_TIMEOUT_S."""
         self._thread.start()
         if not self._attached.wait(ATTACH_TIMEOUT_S):
-            self.failure = f"the tracer did not attach within {ATTACH_TIMEOUT_S:.0f} s"
+            self._fail(f"the tracer did not attach within {ATTACH_TIMEOUT_S:.0f} s")
 
     def finish(self) -> None:
         """Stop following and read the counters."""
         self._children.put(None)
         self._thread.join(ATTACH_TIMEOUT_S)
-        if self.failure is None and not self._images:
-            self.failure = "the tracer was not told when the process became the program"
+        if not self._images:
+            self._fail("the tracer was not told when the process became the program")
         if self.failure is None:
             self._evidence = read_evidence(self._images, self._markers, WITNESS, self._notes)
 
@@ -107,7 +107,7 @@ class Trace:
             device = frida.get_local_device()
             device.on("child-added", self._on_child)
         except Exception as error:  # whatever frida raises must not take the run with it
-            self.failure = f"the tracer did not start: {error}"
+            self._fail(f"the tracer did not start: {error}")
             self._attached.set()
             return
         try:
@@ -127,7 +127,7 @@ class Trace:
         try:
             self._attach(device, self._pid)
         except Exception as error:
-            self.failure = f"the tracer cannot attach to the process: {error}"
+            self._fail(f"the tracer cannot attach to the process: {error}")
         self._attached.set()
 
     def _attach(self, device: frida.Device, pid: int) -> frida.Session:
@@ -159,9 +159,12 @@ class Trace:
         agent.observe(_source("counters.c"), str(image), SIZE_BYTES, list(self._markers.prefixes))
         self._images.append(image)
 
+    def _fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
+
     def _miss(self, child: frida.Child, error: Exception) -> None:
         if child.pid == self._pid:
-            self.failure = f"the tracer cannot enter the process: {error}"
+            self._fail(f"the tracer cannot enter the process: {error}")
         else:
             self._notes.append(f"a child process ({child.path or child.origin}) was not counted: {error}")
 

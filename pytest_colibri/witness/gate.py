@@ -1,7 +1,8 @@
 """Waits until the witnesses are in place, then becomes the program it was told to run.
 
-Run as a script: one line of JSON on standard input, ``{"argv": [...], "env": {...}}``. The process keeps its
-identifier, so that its exit status stays visible to the one who started it.
+Run as a script. It writes an empty line once it can be traced, and reads one line of JSON from standard
+input, ``{"argv": [...], "env": {...}}``. The process keeps its identifier, so that its exit status stays
+visible to the one who started it.
 """
 
 import json
@@ -11,7 +12,8 @@ import sys
 
 
 def main() -> None:
-    """Wait for the line, put back what Python changed for itself, and execute the program."""
+    """Wait for the order, put back what Python changed for itself, and execute the program."""
+    print(flush=True)
     line = sys.stdin.buffer.readline()
     if not line:
         return

@@ -58,6 +58,8 @@ class OwnedProcess:
         self._lines: dict[_Stream, list[str]] = {"stdout": [], "stderr": []}
         self._events: queue.SimpleQueue[tuple[_Stream, str | None] | None] = queue.SimpleQueue()
         _prefer_for_out_of_memory_kill(self.pid)
+        if gated and self._process.stdout is not None:
+            self._process.stdout.readline()  # a tracer that attaches to a process still loading can crash it
 
     def _start(self) -> subprocess.Popen[bytes]:
         gate = (sys.executable, "-I", "-S", str(_GATE))
@@ -76,8 +78,9 @@ class OwnedProcess:
         if self._process.stdin is None:
             return
         order = {"argv": self._argv, "env": dict(self._launch.environment)}
-        with suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(json.dumps(order).encode() + b"\n")
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
 
     def __enter__(self) -> Self:
         for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
@@ -86,6 +89,8 @@ class OwnedProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._end(GRACE_S)
 
     def _read(self, stream: _Stream, pipe: IO[bytes]) -> None:

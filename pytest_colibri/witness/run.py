@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from pytest_colibri.subjects.protocol import Launch
-from pytest_colibri.witness.dispatch import DispatchTracer
+from pytest_colibri.witness.dispatch import DispatchTracer, Trace
 from pytest_colibri.witness.evidence import WatchedRun
 from pytest_colibri.witness.memory import MemoryGuard, MemorySampler
 from pytest_colibri.witness.process import OwnedProcess
@@ -27,8 +27,7 @@ def watch(
     Raises UsageError when the program or its folder does not exist.
     """
     with ExitStack() as stack:
-        process = stack.enter_context(OwnedProcess(launch, gated=tracer is not None))
-        trace = stack.enter_context(tracer.follow(process.pid)) if tracer is not None else None
+        process, trace = _start(launch, tracer, stack)
         sampler = stack.enter_context(MemorySampler(process.tree, guard, process.stop_at_floor))
         output = process.run(on_line)
     return WatchedRun(
@@ -37,3 +36,18 @@ def watch(
         memory=sampler.evidence(),
         unwitnessed=trace.failure if trace else None,
     )
+
+
+def _start(
+    launch: Launch, tracer: DispatchTracer | None, stack: ExitStack
+) -> tuple[OwnedProcess, Trace | None]:
+    """Start the process under the tracer; anew without it when attaching failed and may have harmed it."""
+    if tracer is None:
+        return stack.enter_context(OwnedProcess(launch, gated=False)), None
+    with ExitStack() as attempt:
+        process = attempt.enter_context(OwnedProcess(launch, gated=True))
+        trace = attempt.enter_context(tracer.follow(process.pid))
+        if trace.failure is None:
+            stack.push(attempt.pop_all())
+            return process, trace
+    return stack.enter_context(OwnedProcess(launch, gated=False)), trace

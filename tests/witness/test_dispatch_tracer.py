@@ -1,0 +1,204 @@
+"""Counts of the dispatch witness against real Vulkan programs whose dispatches are known."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from conftest import Shader
+from watching import executed_by_phase, launch, only_device, python
+
+from pytest_colibri.witness import counters, dispatch
+from pytest_colibri.witness.counters import PROTOCOL_MARKERS, PhaseMarkers
+from pytest_colibri.witness.dispatch import DispatchTracer
+from pytest_colibri.witness.evidence import WatchedRun
+from pytest_colibri.witness.memory import MemoryGuard
+from pytest_colibri.witness.run import watch
+
+RunScenario = Callable[..., WatchedRun]
+MIB = 2**20
+
+
+def test_counts_belong_to_the_phase_of_their_submit(
+    run_scenario: RunScenario, shaders: tuple[Shader, Shader]
+) -> None:
+    run = run_scenario("phases")
+    first, second = shaders[0].sha256, shaders[1].sha256
+    assert executed_by_phase(run) == {
+        "prefill": {first: (2, 2), second: (1, 1)},
+        "decode": {first: (5, 5), second: (3, 3)},
+        "outside": {first: (1, 1)},
+    }
+    assert [(p.phase, p.submits, p.executed) for p in only_device(run).phases] == [
+        ("prefill", 2, 3),
+        ("decode", 2, 8),
+        ("outside", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "first", "second", "submits"),
+    [
+        ("two_shaders_in_one_buffer", (2, 2), (3, 3), 1),
+        ("recorded_only", (4, 0), None, 0),
+        ("zero_workgroups", (4, 0), None, 1),
+        ("resubmitted", (2, 6), None, 3),
+        ("recorded_anew", (9, 2), (1, 1), 2),
+        ("secondary_buffers", (3, 6), None, 1),
+        ("function_pointers", (4, 8), None, 2),
+        ("submit2", (2, 4), None, 2),
+        ("indirect", (2, 2), None, 1),
+        ("dispatch_base", (2, 1), None, 1),
+        ("two_threads", (500, 500), (500, 500), 100),
+        ("second_instance", (4, 12), None, 6),
+        ("executes_itself", (4, 12), None, 6),
+        ("child_process", (4, 12), None, 6),
+        ("forked", (4, 12), None, 6),
+    ],
+)
+def test_dispatches_are_counted_once_and_only_when_they_are_executed(
+    run_scenario: RunScenario,
+    shaders: tuple[Shader, Shader],
+    scenario: str,
+    first: tuple[int, int],
+    second: tuple[int, int] | None,
+    submits: int,
+) -> None:
+    run = run_scenario(scenario)
+    assert run.output.status == 0, run.output.stderr
+    expected = {shaders[0].sha256: first}
+    if second is not None:
+        expected[shaders[1].sha256] = second
+    assert executed_by_phase(run) == {"outside": expected}
+    assert sum(phase.submits for phase in only_device(run).phases) == submits
+
+
+@pytest.mark.parametrize(
+    ("scenario", "status"), [("killed", -signal.SIGKILL), ("left_by_exit", 7), ("resubmitted", 0)]
+)
+def test_counts_and_exit_status_survive_every_way_to_end(
+    run_scenario: RunScenario, shaders: tuple[Shader, Shader], scenario: str, status: int
+) -> None:
+    run = run_scenario(scenario)
+    assert (run.output.status, run.output.ended) == (status, "itself")
+    assert executed_by_phase(run) == {"outside": {shaders[0].sha256: (2, 6)}}
+
+
+def test_counts_survive_the_timeout(run_scenario: RunScenario, shaders: tuple[Shader, Shader]) -> None:
+    run = run_scenario("endless", timeout_s=3.0)
+    assert run.output.ended == "timeout"
+    assert run.output.stdout == ("ready",)
+    assert executed_by_phase(run) == {"outside": {shaders[0].sha256: (2, 6)}}
+
+
+def test_allocations_are_summed_by_memory_type_with_their_peak(run_scenario: RunScenario) -> None:
+    device = only_device(run_scenario("allocations"))
+    assert device.allocated_bytes == {0: 3 * MIB + MIB // 2}
+    assert device.peak_bytes == {0: 3 * MIB}
+
+
+def test_the_device_is_identified_as_its_driver_presents_it(run_scenario: RunScenario) -> None:
+    device = only_device(run_scenario("phases"))
+    program = (
+        "import vulkan as vk; from gpu import Gpu; gpu = Gpu();"
+        "seen = vk.vkGetPhysicalDeviceProperties(gpu.physical);"
+        "print(seen.deviceName, seen.deviceType, sep='\\n')"
+    )
+    run = watch(python(program), tracer=None, guard=MemoryGuard())
+    name, kind = run.output.stdout
+    assert (device.device.api, device.device.index, device.device.name) == ("vulkan", 0, name)
+    assert device.type == {"0": "other", "1": "integrated", "2": "discrete", "3": "virtual", "4": "cpu"}[kind]
+    assert device.device.uuid is None or len(device.device.uuid) == 32
+
+
+@pytest.mark.parametrize("program", ["print('no vulkan')", "import vulkan; print('loads it only')"])
+def test_a_program_that_dispatches_nothing_gives_evidence_of_nothing(
+    tracer: DispatchTracer, program: str
+) -> None:
+    run = watch(python(program), tracer=tracer, guard=MemoryGuard())
+    assert run.output.status == 0
+    assert run.unwitnessed is None
+    assert run.dispatch is not None
+    assert (run.dispatch.devices, run.dispatch.notes) == ((), ())
+
+
+def test_the_program_keeps_its_arguments_environment_and_signals(tracer: DispatchTracer) -> None:
+    program = (
+        "import os, signal, sys; print(sys.argv[1:], sorted(os.environ.items()), sys.stdin.read(), "
+        "[n for n in (signal.SIGPIPE, signal.SIGINT) if signal.getsignal(n) is signal.SIG_IGN])"
+    )
+    arguments = ("with space", "ünï", "$HOME `x`", "")
+    told = [
+        watch(python(program, *arguments), tracer=chosen, guard=MemoryGuard()).output.stdout
+        for chosen in (None, tracer)
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.usefixtures("tracer")
+def test_other_engines_have_other_markers(shaders: tuple[Shader, Shader]) -> None:
+    program = (
+        "import sys; from gpu import Gpu; gpu = Gpu(sys.argv[1]);\n"
+        "def work():\n    b = gpu.buffer(); gpu.record(b, gpu.pipelines[0], 2); gpu.submit(b); gpu.finish()\n"
+        "work(); print('[go] fast', file=sys.stderr, flush=True); work()"
+    )
+    markers = PhaseMarkers(prefixes=("[stop]", "[go]"), phase_after=lambda text: text.split()[1])
+    run = watch(python(program, str(shaders[0].path)), tracer=DispatchTracer(markers), guard=MemoryGuard())
+    assert executed_by_phase(run) == {
+        "outside": {shaders[0].sha256: (2, 2)},
+        "fast": {shaders[0].sha256: (2, 2)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("marker", "phase"),
+    [
+        ('{"event":"phase","phase":"decode","state":"begin"}\n', "decode"),
+        ('{"event":"phase","at_us":17,"state":"begin","phase":"fill"}\n{"event":"token"}\n', "fill"),
+        ('{"event":"phase","phase":"decode","state":"end"}\n', "outside"),
+        ('{"event":"phase","phase":"decode"', "outside"),
+        ('{"event":"phase",[]', "outside"),
+    ],
+)
+def test_phase_lines_of_the_engine_protocol(marker: str, phase: str) -> None:
+    assert PROTOCOL_MARKERS.phase_after(marker) == phase
+
+
+def test_without_frida_the_reach_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "frida", None)
+    dispatch._obstacle.cache_clear()
+    reach = DispatchTracer().reach()
+    dispatch._obstacle.cache_clear()
+    assert not reach.able
+    assert reach.statement == "frida is not installed: pip install 'pytest-colibri[trace]'"
+
+
+def test_a_run_whose_tracer_does_not_attach_goes_on_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, tracer: DispatchTracer
+) -> None:
+    monkeypatch.setattr(dispatch, "ATTACH_TIMEOUT_S", 0.0)
+    run = watch(python("print('done')"), tracer=tracer, guard=MemoryGuard())
+    assert (run.output.status, run.output.stdout) == (0, ("done",))
+    assert run.dispatch is None
+    assert run.unwitnessed == "the tracer did not attach within 0 s"
+
+
+def test_a_process_that_is_gone_cannot_be_followed(tracer: DispatchTracer) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    with tracer.follow(process.pid) as trace:
+        pass
+    assert trace.evidence() is None
+    assert trace.failure is not None
+    assert trace.failure.startswith("the tracer cannot attach to the process: ")
+
+
+def test_both_sides_agree_on_the_layout(tracer: DispatchTracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "SIZE_BYTES", counters.SIZE_BYTES + 8)
+    run = watch(launch(sys.executable, "-c", ""), tracer=tracer, guard=MemoryGuard())
+    assert run.dispatch is None
+    assert run.unwitnessed is not None
+    assert "different layouts" in run.unwitnessed
