@@ -17,12 +17,9 @@ from pytest_colibri.host.model import DeviceIdentity
 
 
 class VulkanExperts:
-    """An ExpertDevice. ``batch_rows`` is the widest batch, in rows times experts per row.
+    """An ExpertDevice; see :func:`pytest_colibri.engine.vulkan.open_vulkan`."""
 
-    ``staged`` forces copies through a staging buffer where the memory is shared and none would be needed.
-    """
-
-    def __init__(self, selector: str | None, batch_rows: int, staged: bool = False) -> None:
+    def __init__(self, selector: str | None, batch_rows: int, staged: bool) -> None:
         self._device = VulkanDevice(selector)
         self._batch_rows = batch_rows
         self._staged = staged or not self._device.unified
