@@ -14,6 +14,7 @@ from pytest_colibri.engine.device import ExpertDevice, ExpertRows
 from pytest_colibri.engine.router import Ids, route
 from pytest_colibri.engine.tiers import ExpertTiers
 from pytest_colibri.engine.weights import Floats, WeightReader, gated_mlp
+from pytest_colibri.errors import UsageError
 
 
 class RoutingListener(Protocol):
@@ -150,6 +151,11 @@ class Model:
         return rows
 
     def best_tokens(self, rows: Floats) -> list[int]:
-        """Return the most likely next token after each row of hidden states [n, hidden]; ties: the lowest."""
+        """Return the most likely next token after each row of hidden states [n, hidden]; ties: the lowest.
+
+        Raises UsageError where the weights lead to no number, so that no token is picked from nonsense.
+        """
         logits = self._head.apply(rms_norm(rows, self._norm, self._config.norm_epsilon))
+        if not np.isfinite(logits).all():
+            raise UsageError("the model computes values that are not finite: its weights are damaged")
         return [int(token) for token in np.argmax(logits, axis=1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from pytest_colibri.container.geometry import Geometry
 from pytest_colibri.container.route_trace import RouteTraceWriter
@@ -34,28 +34,42 @@ def run(request: Request, environment: Mapping[str, str], events: Events) -> Non
     settings = read_settings(environment)
     events.emit("start", protocol=PROTOCOL, engine=NAME, backend=settings.backend)
     with ExitStack() as resources:
-        container = resources.enter_context(open_container(request.model))
-        config = parse_config(container.config)
-        check_request(request, config)
-        geometry = geometry_of(container)
-        reader = WeightReader(container, config)
-        layouts = expert_layouts(reader, geometry, config)
-        slots = min(request.slots_per_layer, config.router.experts)
-        cache_bytes = slots * geometry.bytes_per_slot
-        check_ram(geometry, cache_bytes, settings)
-        device = open_device(request, settings, config)
-        if device is not None:
-            resources.callback(device.close)
-        tiers = ExpertTiers(reader, layouts, slots)
-        session = Session(request, settings, events, tiers, device)
+        files = open_model(request, resources)
+        slots = min(request.slots_per_layer, files.config.router.experts)
+        cache_bytes = slots * files.geometry.bytes_per_slot
+        check_ram(files.geometry, cache_bytes, settings)
+        device = open_device(request, settings, files.config, resources)
+        tiers = ExpertTiers(files.reader, files.layouts, slots)
+        budget = len(files.layouts) if settings.device_experts is None else settings.device_experts
+        session = Session(request, budget, events, tiers, device)
         session.claim_device()
         events.emit("claim", claim="ram_tier", slots_per_layer=slots, bytes=cache_bytes)
         listener = _trace(request, resources)
         with session.phase("load"):
-            model = Model(reader, config, tiers, device, listener)
-        session.fill_device(layouts, rank_by_usage(request, layouts, events))
+            model = Model(files.reader, files.config, tiers, device, listener)
+        session.fill_device(files.layouts, rank_by_usage(request, files.layouts, events))
         session.answer(model)
     events.emit("end")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """An opened model folder; headers are read and checked, weights are not read yet."""
+
+    config: ModelConfig
+    geometry: Geometry
+    reader: WeightReader
+    layouts: Mapping[ExpertKey, ExpertLayout]
+
+
+def open_model(request: Request, resources: ExitStack) -> ModelFiles:
+    """Open the model and hold the request against it. Raises UsageError where they do not go together."""
+    container = resources.enter_context(open_container(request.model))
+    config = parse_config(container.config)
+    check_request(request, config)
+    geometry = geometry_of(container)
+    reader = WeightReader(container, config)
+    return ModelFiles(config, geometry, reader, expert_layouts(reader, geometry, config))
 
 
 def check_request(request: Request, config: ModelConfig) -> None:
@@ -83,10 +97,14 @@ def check_ram(geometry: Geometry, cache_bytes: int, settings: Settings) -> None:
         )
 
 
-def open_device(request: Request, settings: Settings, config: ModelConfig) -> ExpertDevice | None:
+def open_device(
+    request: Request, settings: Settings, config: ModelConfig, resources: ExitStack
+) -> ExpertDevice | None:
     """Open the device that the request names; None on the CPU backend. Never another one."""
     if settings.backend == "vulkan":
-        return open_vulkan(request.device, request.widest_batch * config.router.experts_per_token)
+        device = open_vulkan(request.device, request.widest_batch * config.router.experts_per_token)
+        resources.callback(device.close)
+        return device
     if request.device is not None:
         raise UsageError(f"the request names the device {request.device}, but COLI_VULKAN=1 is not set")
     return None
@@ -133,7 +151,7 @@ class Session:
     def __init__(
         self,
         request: Request,
-        settings: Settings,
+        budget_experts: int,
         events: Events,
         tiers: ExpertTiers,
         device: ExpertDevice | None,
@@ -142,7 +160,7 @@ class Session:
         self._events = events
         self._tiers = tiers
         self._device = device
-        self._budget_experts = settings.device_experts
+        self._budget_experts = budget_experts
         self._tier_announced = False
 
     @contextmanager
@@ -166,7 +184,7 @@ class Session:
             return
         identity = asdict(self._device.identity)
         self._events.emit("claim", claim="device", device=identity)
-        self._tier_announced = self._budget_experts != 0 and self._request.vram_bytes > 0
+        self._tier_announced = self._budget_experts > 0 and self._request.vram_bytes > 0
         if self._tier_announced:
             self._events.emit(
                 "claim",

@@ -12,6 +12,7 @@ from pytest_colibri.engine.config import RouterConfig, parse_config
 from pytest_colibri.engine.forward import Model, first_seen
 from pytest_colibri.engine.router import route
 from pytest_colibri.engine.tiers import ExpertTiers
+from pytest_colibri.errors import UsageError
 
 TOKENS = [3, 14, 159, 26, 53, 58, 200, 11, 77, 240, 5, 99]
 
@@ -100,3 +101,10 @@ def test_long_prompts_are_attended_block_by_block(
     np.testing.assert_allclose(
         model.run(TOKENS, 0, model.new_caches(len(TOKENS))), whole, rtol=1e-5, atol=1e-5
     )
+
+
+def test_no_token_is_picked_from_damaged_weights(tiny_container: Container) -> None:
+    model = load(tiny_container)
+    hidden = np.full((1, 128), np.nan, np.float32)
+    with pytest.raises(UsageError, match="not finite: its weights are damaged"):
+        model.best_tokens(hidden)

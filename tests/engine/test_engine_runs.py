@@ -188,6 +188,7 @@ def test_a_budget_below_the_hottest_expert_takes_the_tier_back(
     tiny: Path, tmp_path: Path, vulkan: str
 ) -> None:
     run = run_engine(tmp_path, tiny_request(tiny, device=vulkan, vram_bytes=1000), COLI_VULKAN="1")
+    assert run.claims("expert_tier")[0]["budget_experts"] == 16
     assert run.of("retract")[0]["reason"] == "the hottest expert does not fit into 1000 B"
 
 

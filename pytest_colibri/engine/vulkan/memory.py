@@ -154,7 +154,11 @@ def _parts(matrix: Matrix) -> list[Words]:
 
 
 class Arenas:
-    """The buffers that hold the resident experts; written directly where memory is shared, else staged."""
+    """The buffers that hold the resident experts; written directly where memory is shared, else staged.
+
+    An arena is bound whole and its matrices are found by word offsets, so that neither alignment of offsets
+    nor the number of buffers limits how densely experts lie.
+    """
 
     def __init__(self, device: VulkanDevice, arena_words: Sequence[int], staged: bool) -> None:
         flags = ON_DEVICE if staged else ON_DEVICE | HOST_ACCESS
