@@ -10,11 +10,9 @@ from typing import Self
 
 from pytest_colibri.host.memory import AvailableMemory
 from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample
-from pytest_colibri.witness.process import ProcessTree
+from pytest_colibri.witness.process import SHARE_OF_TIME, ProcessTree
 
 MAX_SAMPLES = 4096
-
-_SHARE_OF_TIME_FOR_PSS = 0.01
 
 
 @dataclass(frozen=True)
@@ -74,16 +72,15 @@ class MemorySampler:
         with AvailableMemory() as memory:
             while True:
                 available = memory.read()
-                if (
-                    available is not None
-                    and available < self._guard.floor_bytes
-                    and not self._stopped_at_floor
-                ):
+                self._keep(available)
+                if self._below_floor(available) and not self._stopped_at_floor:
                     self._stopped_at_floor = True
                     self._stop_engine()
-                self._keep(available)
                 if self._done.wait(self._guard.interval_s):
                     return
+
+    def _below_floor(self, available: int | None) -> bool:
+        return available is not None and available < self._guard.floor_bytes
 
     def _keep(self, available: int | None) -> None:
         tree_bytes = self._tree.resident_bytes()
@@ -101,7 +98,7 @@ class MemorySampler:
             began = time.monotonic()
             self._proportional = self._tree.proportional_bytes()
             took_s = time.monotonic() - began
-            pause_s = max(self._guard.proportional_interval_s, took_s / _SHARE_OF_TIME_FOR_PSS)
+            pause_s = max(self._guard.proportional_interval_s, took_s / SHARE_OF_TIME)
 
 
 def thin_out(samples: Iterable[MemorySample]) -> list[MemorySample]:

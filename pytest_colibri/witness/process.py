@@ -30,6 +30,9 @@ MAX_LINE_BYTES = 64 * KIB
 MAX_STREAM_BYTES = 16 * MIB
 GRACE_S = 1.0
 
+SHARE_OF_TIME = 0.005
+"""What a look that takes long (at all processes, at the pages of a large one) may cost of one core."""
+
 _TREE_REFRESH_S = 0.25
 _GATE = Path(__file__).with_name("gate.py")
 
@@ -171,10 +174,11 @@ class OwnedProcess:
     def _signal_tree(self, *, forcibly: bool) -> None:
         import psutil
 
+        processes = self.tree.remaining()  # before a parent ends, which hides its children from us
         if sys.platform != "win32":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL if forcibly else signal.SIGTERM)
-        for process in self.tree.remaining():
+        for process in processes:
             with suppress(psutil.Error):
                 process.kill() if forcibly else process.terminate()
 
@@ -188,17 +192,19 @@ class ProcessTree:
 
         self._leader = pid
         self._lock = threading.Lock()
-        self._refreshed = 0.0
+        self._refresh_due = 0.0
         self._known: dict[int, psutil.Process] = {}
         with suppress(psutil.NoSuchProcess):
             self._known[pid] = psutil.Process(pid)
 
     def processes(self) -> tuple[psutil.Process, ...]:
-        """Return the processes of the tree; new ones are looked for four times a second."""
+        """Return the processes of the tree; new ones are looked for at most four times a second."""
         with self._lock:
-            if time.monotonic() - self._refreshed >= _TREE_REFRESH_S:
+            began = time.monotonic()
+            if began >= self._refresh_due:
                 self._refresh()
-                self._refreshed = time.monotonic()
+                ended = time.monotonic()
+                self._refresh_due = ended + max(_TREE_REFRESH_S, (ended - began) / SHARE_OF_TIME)
             return tuple(self._known.values())
 
     def remaining(self) -> tuple[psutil.Process, ...]:
