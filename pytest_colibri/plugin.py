@@ -299,6 +299,7 @@ class ColibriSession:
         """Run nothing where nothing can be shown."""
         return True if self.refusal else None
 
+    @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave out what does not apply, count it, and keep the tests of one device on one worker."""
         kept, dropped = [], []

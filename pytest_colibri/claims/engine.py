@@ -167,14 +167,14 @@ def _claim(event: Mapping[str, object], subject: str, place: Place) -> Claim:
 
 
 def _in_words(claim: Claim) -> str:
-    where = f" on {claim.device.name}" if claim.device else ""
+    where = f" on {claim.device.name.partition(' (')[0]}" if claim.device else ""
     counts = claim.counts
     match claim.kind:
         case "device":
             return f"opened {claim.device.name}" if claim.device else "opened a device"
         case "expert_tier":
             pieces = " + ".join(claim.pieces) or "all"
-            return f"experts ({pieces}) computed{where}"
+            return f"{pieces}{where}"
         case "resident":
             return f"{len(claim.experts)} experts, {counts.get('bytes', 0)} B resident{where}"
         case _:

@@ -19,7 +19,8 @@ ORDER: tuple[State, ...] = ("held", "not_claimed", "unwitnessed", "broken")
 def verdict_table(verdicts: Sequence[Verdict], *, width: int, color: bool, every_case: bool) -> str:
     """Return the table of verdicts, worst last, where a terminal shows it.
 
-    What held alike in several cases is one row unless ``every_case`` is set; every other verdict has its own.
+    What held in several cases is one row, with the figures of the first, unless ``every_case`` is set; every
+    other verdict has its own.
     ``width`` counts characters.
     """
     from rich.box import SIMPLE_HEAD
@@ -32,9 +33,9 @@ def verdict_table(verdicts: Sequence[Verdict], *, width: int, color: bool, every
         table.add_column(heading, overflow="fold", no_wrap=heading in ("said at", "verdict"))
     for verdict, cases in _rows(verdicts, every_case):
         claim = f"{verdict.claim}, {verdict.phase}" if verdict.phase else verdict.claim
-        more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+        tried = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
         table.add_row(
-            Text(f"{claim} [{cases[0]}{more}]"),
+            Text(f"{claim}\n({tried})"),
             Text(verdict.place),
             Text(verdict.advertised),
             Text(verdict.witnessed),
