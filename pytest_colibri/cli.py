@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -93,7 +94,7 @@ def _doctor(_: argparse.Namespace) -> None:
 def _host_lines(host: Host) -> Iterator[str]:
     processor = host.processor
     yield f"host       {host.kind} {host.system} {host.architecture}"
-    yield f"cores      {processor.physical_cores} in {processor.sockets} sockets ({processor.source})"
+    yield f"cores      {processor.physical_cores} physical, sockets {processor.sockets} ({processor.source})"
     if processor.note:
         yield f"           {processor.note}"
     yield f"memory     total {host.memory.total}"
@@ -109,11 +110,11 @@ def _host_lines(host: Host) -> Iterator[str]:
 
 
 def _profiles(options: argparse.Namespace) -> None:
-    from pytest_colibri.profiles.loader import find_profile, profile_names
+    from pytest_colibri.profiles.loader import all_profiles, find_profile
 
     if options.profile is None:
-        for name in profile_names():
-            print(f"{name:<18} {find_profile(name).title}")
+        for profile in all_profiles():
+            print(f"{profile.name:<18} {profile.title}")
         return
     profile = find_profile(options.profile)
     print(f"{profile.name}: {profile.title}")
@@ -128,7 +129,9 @@ def _profiles(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from pytest_colibri.container.scan import read_geometry
     from pytest_colibri.container.usage import read_usage
+    from pytest_colibri.host.disk import free_disk
     from pytest_colibri.host.matching import matching_accelerators
+    from pytest_colibri.planner.environment import engine_variables
     from pytest_colibri.planner.exchange import plan_to_json
     from pytest_colibri.planner.explain import explain
     from pytest_colibri.planner.plan import PlanRequest
@@ -147,7 +150,8 @@ def _plan(options: argparse.Namespace) -> None:
             vram_bytes=_size("--vram", options.vram),
             context=options.context,
             usage=read_usage(usage) if usage.is_file() else {},
-            environment=profile.environment,
+            environment={**engine_variables(os.environ), **profile.environment},
+            disk_free=free_disk(options.model),
         )
     )
     print(explain(answer) if options.explain else json.dumps(plan_to_json(answer), indent=1))
@@ -175,9 +179,9 @@ def _profile_and_host(name: str, *, emulated: bool) -> tuple[Profile, Host]:
 
 def _best_profile(host: Host) -> tuple[Profile, str]:
     from pytest_colibri.host.matching import best_profile
-    from pytest_colibri.profiles.loader import find_profile, profile_names
+    from pytest_colibri.profiles.loader import all_profiles
 
-    return best_profile([find_profile(name) for name in profile_names()], host)
+    return best_profile(all_profiles(), host)
 
 
 def _size(option: str, text: str | None) -> int | None:

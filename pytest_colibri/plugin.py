@@ -187,9 +187,9 @@ class ColibriSession:
         if self.profile_or_auto is not None:
             return self.profile_or_auto
         from pytest_colibri.host.matching import best_profile
-        from pytest_colibri.profiles.loader import find_profile, profile_names
+        from pytest_colibri.profiles.loader import all_profiles
 
-        profile, self.auto_reason = best_profile([find_profile(n) for n in profile_names()], self.host)
+        profile, self.auto_reason = best_profile(all_profiles(), self.host)
         return profile
 
     @cached_property

@@ -18,17 +18,18 @@ from pytest_colibri.container.route_trace import RouteBatch, read_route_trace
 from pytest_colibri.container.scan import read_geometry
 from pytest_colibri.container.usage import read_usage, write_usage
 from pytest_colibri.errors import ColibriError
+from pytest_colibri.host.disk import free_disk
 from pytest_colibri.host.matching import matching_accelerators
 from pytest_colibri.host.model import Accelerator, Host
 from pytest_colibri.judge.dispatch import Sighting
 from pytest_colibri.judge.memory import judge_plan
 from pytest_colibri.judge.tokens import TokenReference
 from pytest_colibri.planner import reference as planner
+from pytest_colibri.planner.environment import engine_variables
 from pytest_colibri.planner.plan import Plan, PlanRequest
 from pytest_colibri.profiles.model import Backend, Profile
 from pytest_colibri.subjects.program import reference_engine
 from pytest_colibri.subjects.protocol import EngineRequest, EngineSubject
-from pytest_colibri.units import Figure
 from pytest_colibri.witness.dispatch import DispatchTracer
 from pytest_colibri.witness.evidence import MemoryEvidence, Output, Reach
 from pytest_colibri.witness.memory import MemoryGuard
@@ -39,7 +40,6 @@ Mode = Literal["generate", "score"]
 
 DEFAULT_NEW_TOKENS = 16
 SLOTS: Mapping[Placement, int | None] = {"full": None, "part": 2, "empty": 1}
-ENGINE_VARIABLES = ("COLI_", "CUDA_", "RAM_GB", "PIN", "REPIN", "DRAFT", "PIPE", "OMP_NUM_THREADS")
 NOT_ASKED = Reach("api tracer", False, "not asked: the backend cpu dispatches nothing")
 
 
@@ -206,8 +206,8 @@ class Trials:
                 slots_per_layer=SLOTS[case.placement],
                 prompt_width=len(case.reference.full),
                 usage=usage,
-                environment={**_explicit_variables(), **self.profile.environment},
-                disk_free=_disk_free(case.model),
+                environment={**engine_variables(os.environ), **self.profile.environment},
+                disk_free=free_disk(case.model),
             )
         )
 
@@ -278,16 +278,3 @@ def _device_name(plan: Plan) -> str | None:
     if identity.uuid is not None:
         return f"uuid:{identity.uuid}"
     return f"pci:{identity.pci}" if identity.pci is not None else f"name:{identity.name}"
-
-
-def _explicit_variables() -> Mapping[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(ENGINE_VARIABLES)}
-
-
-def _disk_free(path: Path) -> Figure:
-    import shutil
-
-    try:
-        return Figure(shutil.disk_usage(path).free, "file system of the model")
-    except OSError as error:
-        return Figure(None, f"file system of the model: {error.strerror}")

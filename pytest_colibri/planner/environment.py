@@ -19,6 +19,14 @@ SWITCHES: Mapping[Backend, str] = {
 }
 
 
+ENGINE_VARIABLES = ("COLI_", "CUDA_", "RAM_GB", "PIN", "REPIN", "DRAFT", "PIPE", "OMP_NUM_THREADS")
+
+
+def engine_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables of a process that speak to an engine: the user's own values, which win."""
+    return {name: value for name, value in environment.items() if name.startswith(ENGINE_VARIABLES)}
+
+
 def planned_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
     """Return the devices to plan for: none where the user switched the backend off."""
     return () if switched_off(request) else request.accelerators

@@ -32,6 +32,11 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in profiles_directory().glob("*.yaml")))
 
 
+def all_profiles() -> tuple[Profile, ...]:
+    """Return every shipped profile, by name."""
+    return tuple(find_profile(name) for name in profile_names())
+
+
 def find_profile(name_or_path: str) -> Profile:
     """Load a shipped profile by its name, or a user's own by a path (with a separator, or to a YAML file).
 
