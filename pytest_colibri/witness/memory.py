@@ -10,9 +10,11 @@ from typing import Self
 
 from pytest_colibri.host.memory import AvailableMemory
 from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample
-from pytest_colibri.witness.process import SHARE_OF_TIME, ProcessTree
+from pytest_colibri.witness.process import ProcessTree
 
 MAX_SAMPLES = 4096
+
+_SHARE_OF_TIME_FOR_PSS = 0.005
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class MemorySampler:
             began = time.monotonic()
             self._proportional = self._tree.proportional_bytes()
             took_s = time.monotonic() - began
-            pause_s = max(self._guard.proportional_interval_s, took_s / SHARE_OF_TIME)
+            pause_s = max(self._guard.proportional_interval_s, took_s / _SHARE_OF_TIME_FOR_PSS)
 
 
 def thin_out(samples: Iterable[MemorySample]) -> list[MemorySample]:

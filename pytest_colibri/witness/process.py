@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self
 
 from pytest_colibri.errors import UsageError
 from pytest_colibri.subjects.protocol import Launch
@@ -30,10 +30,7 @@ MAX_LINE_BYTES = 64 * KIB
 MAX_STREAM_BYTES = 16 * MIB
 GRACE_S = 1.0
 
-SHARE_OF_TIME = 0.005
-"""What a look that takes long (at all processes, at the pages of a large one) may cost of one core."""
-
-_TREE_REFRESH_S = 0.25
+_TREE_REFRESH_S = 0.1
 _GATE = Path(__file__).with_name("gate.py")
 
 Ended = Literal["itself", "timeout", "floor", "interrupt"]
@@ -194,17 +191,16 @@ class ProcessTree:
         self._lock = threading.Lock()
         self._refresh_due = 0.0
         self._known: dict[int, psutil.Process] = {}
+        self._strangers: set[psutil.Process] = set()
         with suppress(psutil.NoSuchProcess):
             self._known[pid] = psutil.Process(pid)
 
     def processes(self) -> tuple[psutil.Process, ...]:
-        """Return the processes of the tree; new ones are looked for at most four times a second."""
+        """Return the processes of the tree; new ones are looked for at most ten times a second."""
         with self._lock:
-            began = time.monotonic()
-            if began >= self._refresh_due:
+            if time.monotonic() >= self._refresh_due:
                 self._refresh()
-                ended = time.monotonic()
-                self._refresh_due = ended + max(_TREE_REFRESH_S, (ended - began) / SHARE_OF_TIME)
+                self._refresh_due = time.monotonic() + _TREE_REFRESH_S
             return tuple(self._known.values())
 
     def remaining(self) -> tuple[psutil.Process, ...]:
@@ -218,14 +214,18 @@ class ProcessTree:
 
         self._known = {pid: process for pid, process in self._known.items() if process.is_running()}
         for process in psutil.process_iter():
+            if process.pid in self._known or process in self._strangers:
+                continue
             with suppress(psutil.Error, OSError):
-                if process.pid not in self._known and self._belongs(process):
+                if self._belongs(process):
                     self._known[process.pid] = process
+                else:
+                    self._strangers.add(process)  # asking again each time would cost milliseconds
 
     def _belongs(self, process: psutil.Process) -> bool:
-        if sys.platform != "win32" and os.getsid(process.pid) == self._leader:
+        if process.ppid() in self._known:
             return True
-        return process.ppid() in self._known
+        return sys.platform != "win32" and os.getsid(process.pid) == self._leader
 
     def resident_bytes(self) -> int | None:
         """Return the resident set of the whole tree, None when no process of it can be read."""
@@ -233,7 +233,12 @@ class ProcessTree:
 
     def proportional_bytes(self) -> int | None:
         """Return the proportional set size of the whole tree, None where the system does not tell it."""
-        return self._sum(lambda process: int(process.memory_full_info().pss))
+
+        def read(process: psutil.Process) -> int:
+            sizes: Any = process.memory_full_info()  # has a PSS on Linux only
+            return int(sizes.pss)
+
+        return self._sum(read)
 
     def _sum(self, read: Callable[[psutil.Process], int]) -> int | None:
         import psutil
@@ -249,13 +254,13 @@ def _program(launch: Launch) -> str:
     name = launch.argv[0]
     if not launch.directory.is_dir():
         raise UsageError(f"{launch.directory}: no such folder to run {name} in")
-    if Path(name).name != name:
-        found = shutil.which(launch.directory / name)
-    else:
-        found = shutil.which(name, path=launch.environment.get("PATH", os.defpath))
+    by_path = Path(name).name != name
+    wanted = str(launch.directory / name) if by_path else name
+    found = shutil.which(wanted, path=launch.environment.get("PATH", os.defpath))
     if found is None:
-        raise UsageError(f"{name}: no such program, or it may not be executed; looked for it as PATH tells")
-    return str(found)
+        where = "" if by_path else " in the PATH of its environment"
+        raise UsageError(f"{name}: no such program{where}, or it may not be executed")
+    return found
 
 
 def _until_ended(pid: int) -> None:

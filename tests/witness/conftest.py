@@ -51,9 +51,12 @@ def tracer() -> DispatchTracer:
 def run_scenario(tracer: DispatchTracer, shaders: tuple[Shader, Shader]) -> Callable[..., WatchedRun]:
     pytest.importorskip("vulkan", exc_type=(ImportError, OSError))
 
-    def run(name: str, timeout_s: float = 60.0) -> WatchedRun:
+    def run(
+        name: str, timeout_s: float = 60.0, wrapper: tuple[str, ...] = (), **environment: str
+    ) -> WatchedRun:
         paths = [str(shader.path) for shader in shaders]
-        scenario = launch(sys.executable, str(PROGRAMS / "scenarios.py"), name, *paths, timeout_s=timeout_s)
+        program = (sys.executable, str(PROGRAMS / "scenarios.py"), name, *paths)
+        scenario = launch(*wrapper, *program, timeout_s=timeout_s, **environment)
         return watch(scenario, tracer=tracer, guard=MemoryGuard())
 
     return run

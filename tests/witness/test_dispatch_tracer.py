@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from conftest import Shader
@@ -92,6 +96,43 @@ def test_counts_survive_the_timeout(run_scenario: RunScenario, shaders: tuple[Sh
     assert run.output.ended == "timeout"
     assert run.output.stdout == ("ready",)
     assert executed_by_phase(run) == {"outside": {shaders[0].sha256: (2, 6)}}
+
+
+def test_an_engine_behind_a_script_is_followed(
+    run_scenario: RunScenario, shaders: tuple[Shader, Shader]
+) -> None:
+    run = run_scenario("resubmitted", wrapper=("/bin/sh", "-c", '"$@"; echo status $?; exit 5', "sh"))
+    assert (run.output.status, run.output.stdout) == (5, ("status 0",))
+    assert executed_by_phase(run) == {"outside": {shaders[0].sha256: (2, 6)}}
+
+
+def test_a_recording_of_all_calls_gives_the_same_counts(run_scenario: RunScenario, tmp_path: Path) -> None:
+    convert = shutil.which("gfxrecon-convert")
+    if convert is None:
+        pytest.skip("gfxreconstruct is not installed: its layer is the second opinion on these counts")
+    run = run_scenario(
+        "phases",
+        VK_INSTANCE_LAYERS="VK_LAYER_LUNARG_gfxreconstruct",
+        GFXRECON_CAPTURE_FILE=str(tmp_path / "calls.gfxr"),
+        GFXRECON_LOG_LEVEL="error",
+    )
+    (recording,) = tmp_path.glob("*.gfxr")
+    subprocess.run([convert, recording], check=True, timeout=60, capture_output=True)
+    (converted,) = tmp_path.glob("*.jsonl")
+    calls = Counter(re.findall(r'"name":\s*"(vk\w+)"', converted.read_text()))
+    phases = only_device(run).phases
+    assert (
+        calls["vkCmdDispatch"] == sum(shader.recorded for phase in phases for shader in phase.shaders) == 12
+    )
+    assert calls["vkQueueSubmit"] == sum(phase.submits for phase in phases) == 5
+
+
+def test_more_phases_than_there_is_room_for_are_said_to_be_lost(run_scenario: RunScenario) -> None:
+    run = run_scenario("too_many_phases")
+    assert run.dispatch is not None
+    assert any("more phase markers" in note for note in run.dispatch.notes)
+    (phase,) = run.dispatch.devices[0].phases
+    assert (phase.phase, [s.executed for s in phase.shaders]) == ("outside", [6])
 
 
 def test_allocations_are_summed_by_memory_type_with_their_peak(run_scenario: RunScenario) -> None:

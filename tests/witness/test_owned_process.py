@@ -138,5 +138,7 @@ def test_the_kernel_prefers_the_child_when_memory_runs_out() -> None:
 def test_an_unknown_program_or_folder_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-such-engine: no such program"):
         run(launch("no-such-engine"))
+    with pytest.raises(UsageError, match=r"\./no-such-engine: no such program, or"):
+        run(launch("./no-such-engine"))
     with pytest.raises(UsageError, match="no such folder"):
         run(Launch((sys.executable,), {}, tmp_path / "absent", 1.0))

@@ -12,8 +12,8 @@ from pytest_colibri.witness.evidence import DeviceDispatch, WatchedRun
 PROGRAMS = Path(__file__).with_name("programs")
 
 
-def launch(*argv: str, timeout_s: float = 60.0) -> Launch:
-    return Launch(argv, dict(os.environ), PROGRAMS, timeout_s)
+def launch(*argv: str, timeout_s: float = 60.0, **environment: str) -> Launch:
+    return Launch(argv, {**os.environ, **environment}, PROGRAMS, timeout_s)
 
 
 def python(program: str, *arguments: str, timeout_s: float = 60.0) -> Launch:

@@ -229,6 +229,12 @@ def second_instance(*shaders: str) -> None:
     resubmitted(*shaders)
 
 
+def too_many_phases(*shaders: str) -> None:
+    for _ in range(5000):
+        phase("decode", "begin")
+    resubmitted(*shaders)
+
+
 def endless(*shaders: str) -> None:
     resubmitted(*shaders)
     print("ready", flush=True)
