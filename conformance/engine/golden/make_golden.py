@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -27,7 +28,7 @@ from pytest_colibri.container.tiny import write_tiny_model  # noqa: E402
 
 PROMPT = [194, 104, 63, 31, 185, 54, 176, 80, 19, 29, 60, 103]
 NEW_TOKENS = 20
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "tiny-f32": {"format": "f32"},
     "tiny-int8-row": {"format": "int8-row"},
     "tiny-int4-row": {"format": "int4-row"},
@@ -78,9 +79,9 @@ def load(directory: Path) -> transformers.PreTrainedModel:
     return model.eval()
 
 
-@torch.no_grad()
 def reference(directory: Path, prompt: list[int], new_tokens: int) -> dict[str, object]:
     """Generate greedily, then score every position of the result in one pass."""
+    torch.set_grad_enabled(False)
     model = load(directory)
     ids = list(prompt)
     for _ in range(new_tokens):
