@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _case_keys(names: list[str], mode: Mode) -> Iterator[tuple[str, Placement, Mode]]:
     for name in names:
         yield name, "full", mode
-        if name in (PLACED_IN_PARTS, USER_MODEL) and mode == "generate":
+        if name in (PLACED_IN_PARTS, USER_MODEL):
             yield name, "part", mode
             yield name, "empty", mode
 

@@ -19,3 +19,14 @@ def test_generated_tokens(finished_trial: Trial, colibri_settle: Settle) -> None
 def test_scored_positions(finished_trial: Trial, colibri_settle: Settle) -> None:
     wanted, source = finished_trial.tokens_wanted
     colibri_settle(finished_trial.case, [judge_scored(finished_trial.statement, wanted, source)])
+
+
+def test_reference_tokens_on_the_cpu(finished_trial: Trial, colibri_settle: Settle) -> None:
+    """The embedded engine on the CPU, whose routing says what a tier must dispatch, is right itself."""
+    reference = finished_trial.case.reference
+    if not reference.generated:
+        pytest.skip("no other program has computed the tokens of this model")
+    verdict = judge_generated(
+        finished_trial.reference.statement, reference.generated, reference.source, "reference on the CPU"
+    )
+    colibri_settle(finished_trial.case, [verdict])

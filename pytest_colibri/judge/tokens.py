@@ -47,9 +47,11 @@ def read_token_reference(path: Path) -> TokenReference:
     return TokenReference(prompt, full, best, str(fields.get("source", path.name)))
 
 
-def judge_generated(statement: Statement, wanted: Sequence[int], source: str) -> Verdict:
+def judge_generated(
+    statement: Statement, wanted: Sequence[int], source: str, title: str = "generated tokens"
+) -> Verdict:
     """Judge the greedily generated tokens, position by position."""
-    return _judge("generated tokens", statement, statement.tokens, wanted, source)
+    return _judge(title, statement, statement.tokens, wanted, source)
 
 
 def judge_scored(statement: Statement, wanted: Sequence[int], source: str) -> Verdict:
