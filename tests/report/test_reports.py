@@ -1,0 +1,97 @@
+"""Reports: what a person sees, and what does not leave the machine."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pytest_colibri.judge.model import Verdict
+from pytest_colibri.report.bundle import to_json
+from pytest_colibri.report.privacy import redactor
+from pytest_colibri.report.terminal import explanations, verdict_table
+from pytest_colibri.units import Figure, format_bytes, parse_bytes, smallest
+from pytest_colibri.witness.evidence import Reach
+
+HELD = Verdict("held", "expert tier", "stdout:3", "on a GPU", "76", "tracer", "decode", case="f32-full")
+BROKEN = Verdict(
+    "broken", "expert tier", "stdout:3", "on a GPU", "0", "tracer", "decode", "nothing seen", "f32-part"
+)
+
+
+def test_alike_is_one_row_and_what_broke_has_its_own() -> None:
+    table = verdict_table([HELD, HELD, BROKEN, BROKEN], width=100, color=False, every_case=False)
+    assert table.count("held") == 1
+    assert "(2 cases)" in table
+    assert table.count("broken") == 2
+    assert table.index("held") < table.index("broken"), "the worst comes last, where a terminal shows it"
+
+
+def test_every_case_on_request() -> None:
+    assert verdict_table([HELD, HELD], width=100, color=False, every_case=True).count("held") == 2
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_table_keeps_to_the_width(width: int) -> None:
+    table = verdict_table([HELD, BROKEN], width=width, color=False, every_case=False)
+    assert max(map(len, table.splitlines())) <= width
+
+
+def test_markup_in_what_an_engine_says_is_text() -> None:
+    evil = Verdict("held", "[red]x[/red]", "p", "[link=file:///]y[/link]", "", "")
+    table = verdict_table([evil], width=120, color=False, every_case=True)
+    assert "[red]x[/red]" in table
+
+
+def test_a_reason_is_given_once() -> None:
+    assert explanations([HELD, BROKEN, BROKEN]) == ["broken: expert tier, decode [f32-part]: nothing seen"]
+
+
+def test_private_words_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "kitchen-pc")
+    monkeypatch.setenv("LOGNAME", "alexandra")
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/alexandra"))
+    redact = redactor()
+    assert redact({"path": "/home/alexandra/models/a", "note": "on kitchen-pc by alexandra"}) == {
+        "path": "~/models/a",
+        "note": "on (host) by (user)",
+    }
+    assert redact(["GPU-12345678-1234-1234-1234-123456789abc"]) == ["(uuid)"]
+    assert redact({"uuid": "ab" * 16, "serial": None}) == {"uuid": "(withheld)", "serial": None}
+    assert redact({"count": 7, "alexandra_count": 1}) == {"count": 7, "alexandra_count": 1}
+
+
+def test_values_become_json() -> None:
+    assert to_json((Reach("w", True, "s"), {1: Path("/a")}, None)) == [
+        {"witness": "w", "able": True, "statement": "s"},
+        {"1": "/a"},
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1", 1), ("2GB", 2 * 10**9), ("2 GiB", 2**31), ("1.5MB", 1_500_000), ("4G", 4 * 10**9)],
+)
+def test_sizes_are_read(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "2TBs", "GB", "1e3", "0x10", "nan"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(None, "unknown"), (0, "0 B"), (114_200_000_000, "114.2 GB"), (2_446_400, "2.4 MB")]
+)
+def test_sizes_are_written(count: int | None, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+def test_unknown_is_not_the_smallest() -> None:
+    unknown = Figure(None, "no source")
+    assert smallest(unknown, Figure(5, "a"), Figure(3, "b")) == Figure(3, "b")
+    assert smallest(unknown).bytes is None
