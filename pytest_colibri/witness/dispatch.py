@@ -6,7 +6,9 @@ ends the process. Frida carries it into the process; it is optional (extra ``tra
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import sys
 import tempfile
 import threading
@@ -79,6 +81,7 @@ class Trace:
         self._sessions: list[frida.Session] = []
         self._children: queue.SimpleQueue[frida.Child | None] = queue.SimpleQueue()
         self._attached = threading.Event()
+        self._settled = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="colibri-trace", daemon=True)
 
     def evidence(self) -> DispatchEvidence | None:
@@ -90,6 +93,10 @@ class Trace:
         self._thread.start()
         if not self._attached.wait(ATTACH_TIMEOUT_S):
             self._fail(f"the tracer did not attach within {ATTACH_TIMEOUT_S:.0f} s")
+
+    def has_settled(self, timeout_s: float) -> bool:
+        """Wait until the agent is in the program, or has failed to get there."""
+        return self._settled.wait(timeout_s)
 
     def finish(self) -> None:
         """Stop following and read the counters."""
@@ -145,9 +152,18 @@ class Trace:
             self._load_agent(self._attach(device, child.pid))
         except Exception as error:
             self._miss(child, error)
-        finally:
-            with suppress(Exception):
-                device.resume(child.pid)
+        try:
+            device.resume(child.pid)
+        except Exception as error:
+            self._miss(child, error)
+            self._kill(child.pid)  # it would wait for ever
+        self._settled.set()
+
+    def _kill(self, pid: int) -> None:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            if pid != self._pid:
+                os.waitpid(pid, 0)  # its parent is told only after its tracer, which is a thread of ours
 
     def _load_agent(self, session: frida.Session) -> None:
         script = session.create_script(_source("agent.js"))
@@ -166,7 +182,7 @@ class Trace:
         if child.pid == self._pid:
             self._fail(f"the tracer cannot enter the process: {error}")
         else:
-            self._notes.append(f"a child process ({child.path or child.origin}) was not counted: {error}")
+            self._notes.append(f"a child process ({child.path or child.origin}) was not followed: {error}")
 
 
 @cache
@@ -187,6 +203,7 @@ def _obstacle() -> str | None:
         return _INSTALL
     trial = Launch((sys.executable, "-I", "-S", "-c", ""), {}, Path.cwd(), timeout_s=30.0)
     with OwnedProcess(trial, gated=True) as process, DispatchTracer().follow(process.pid) as trace:
+        process.open_gate()
         process.run()
     return None if trace.failure is None else f"{trace.failure}. {_advice()}"
 

@@ -42,7 +42,7 @@ class OwnedProcess:
 
     A ``gated`` process waits for :meth:`open_gate` before it becomes the program, so that a tracer is in
     place before its first instruction. Output is bounded: MAX_LINES, MAX_LINE_BYTES and MAX_STREAM_BYTES for
-    each stream. Raises UsageError when the program or the directory does not exist.
+    each stream. Raises UsageError when the program or the directory does not exist or cannot be used.
     """
 
     def __init__(self, launch: Launch, *, gated: bool) -> None:
@@ -63,20 +63,28 @@ class OwnedProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         gate = (sys.executable, "-I", "-S", str(_GATE))
-        return subprocess.Popen(
-            gate if self._gated else self._argv,
-            stdin=subprocess.PIPE if self._gated else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=None if self._gated else dict(self._launch.environment),
-            cwd=self._launch.directory,
-            start_new_session=True,
-        )
+        try:
+            return subprocess.Popen(
+                gate if self._gated else self._argv,
+                stdin=subprocess.PIPE if self._gated else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=None if self._gated else dict(self._launch.environment),
+                cwd=self._launch.directory,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UsageError(f"{self._argv[0]}: cannot be started: {error.strerror}") from None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the first process has ended."""
+        return self._exited.is_set()
 
     def open_gate(self) -> None:
         """Let a gated process become the program."""
         if self._process.stdin is None:
-            return
+            raise ValueError("only a gated process has a gate")
         order = {"argv": self._argv, "env": dict(self._launch.environment)}
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -114,8 +122,7 @@ class OwnedProcess:
         self._events.put(None)
 
     def run(self, on_line: Callable[[str], None] | None = None) -> Output:
-        """Open the gate and follow the process to its end, at the latest to the timeout of its launch."""
-        self.open_gate()
+        """Follow the process to its end, at the latest to the timeout of its launch."""
         began = time.monotonic()
         deadline = began + self._launch.timeout_s
         open_streams, exited = 2, False

@@ -48,6 +48,10 @@ def _start(
         process = attempt.enter_context(OwnedProcess(launch, gated=True))
         trace = attempt.enter_context(tracer.follow(process.pid))
         if trace.failure is None:
+            process.open_gate()
+            while not (trace.has_settled(0.02) or process.has_ended):
+                pass
+        if trace.failure is None:
             stack.push(attempt.pop_all())
             return process, trace
     return stack.enter_context(OwnedProcess(launch, gated=False)), trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -225,6 +226,22 @@ def test_a_run_whose_tracer_does_not_attach_goes_on_and_says_why(
     assert (run.output.status, run.output.stdout) == (0, ("done",))
     assert run.dispatch is None
     assert run.unwitnessed == "the tracer did not attach within 0 s"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() == 0, reason="root may trace every program of Linux"
+)
+def test_a_program_that_may_not_be_traced_runs_without_the_tracer(
+    tracer: DispatchTracer, tmp_path: Path
+) -> None:
+    unreadable = tmp_path / "echo"
+    shutil.copy(shutil.which("echo") or "", unreadable)
+    unreadable.chmod(0o111)
+    run = watch(launch(str(unreadable), "done"), tracer=tracer, guard=MemoryGuard())
+    assert (run.output.status, run.output.stdout) == (0, ("done",))
+    assert run.dispatch is None
+    assert run.unwitnessed is not None
+    assert run.unwitnessed.startswith("the tracer cannot enter the process: ")
 
 
 def test_a_process_that_is_gone_cannot_be_followed(tracer: DispatchTracer) -> None:

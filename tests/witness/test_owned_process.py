@@ -142,3 +142,12 @@ def test_an_unknown_program_or_folder_is_a_usage_error(tmp_path: Path) -> None:
         run(launch("./no-such-engine"))
     with pytest.raises(UsageError, match="no such folder"):
         run(Launch((sys.executable,), {}, tmp_path / "absent", 1.0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows knows programs by their names")
+def test_a_file_that_is_no_program_is_a_usage_error(tmp_path: Path) -> None:
+    file = tmp_path / "engine"
+    file.write_bytes(b"\x00")
+    file.chmod(0o755)
+    with pytest.raises(UsageError, match="cannot be started: Exec format error"):
+        run(launch(str(file)))
