@@ -1,4 +1,4 @@
-"""The wheel carries all that a reporter needs: plugin, suite, profiles, shaders, agent; one top-level name."""
+"""The wheel carries all that a reporter needs: plugin, suite, profiles, shaders, agent; and one name."""
 
 from __future__ import annotations
 
