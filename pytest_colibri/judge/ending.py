@@ -12,8 +12,8 @@ TITLE = "run completes"
 def judge_ending(statement: Statement, output: Output) -> Verdict:
     """Judge whether the engine did what it was asked to, refused it, or broke off.
 
-    A refusal claims nothing. A run that the memory guard or the user ended shows nothing about the engine's
-    work; the memory verdicts speak of the floor.
+    A refusal claims nothing. A run that the memory guard ended shows nothing about the engine's work; the
+    memory verdicts speak of the floor.
     """
     if output.ended == "timeout":
         return _verdict(
@@ -21,8 +21,6 @@ def judge_ending(statement: Statement, output: Output) -> Verdict:
         )
     if output.ended == "floor":
         return _verdict("unwitnessed", output, "stopped at the memory floor, before it was done")
-    if output.ended == "interrupt":
-        return _verdict("unwitnessed", output, "interrupted by the user")
     if statement.refused is not None:
         return _verdict("not_claimed", output, f"the engine refused the request: {statement.refused}")
     if output.status != 0 or not statement.complete:

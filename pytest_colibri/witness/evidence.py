@@ -111,7 +111,7 @@ class Output:
     ended it; lines are without their newline and bounded in number and length (``truncated``)."""
 
     status: int
-    ended: Literal["itself", "timeout", "floor", "interrupt"]
+    ended: Literal["itself", "timeout", "floor"]
     stdout: tuple[str, ...]
     stderr: tuple[str, ...]
     wall_us: int

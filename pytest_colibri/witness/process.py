@@ -33,7 +33,7 @@ GRACE_S = 1.0
 _TREE_REFRESH_S = 0.1
 _GATE = Path(__file__).with_name("gate.py")
 
-Ended = Literal["itself", "timeout", "floor", "interrupt"]
+Ended = Literal["itself", "timeout", "floor"]
 _Stream = Literal["stdout", "stderr"]
 
 

@@ -98,11 +98,10 @@ def test_token_reference(tmp_path: Path) -> None:
         ("itself", 0, "no such device", False, "not_claimed"),
         ("timeout", -9, None, False, "broken"),
         ("floor", -9, None, False, "unwitnessed"),
-        ("interrupt", -2, None, False, "unwitnessed"),
     ],
 )
 def test_ending(
-    ended: Literal["itself", "timeout", "floor", "interrupt"],
+    ended: Literal["itself", "timeout", "floor"],
     status: int,
     refused: str | None,
     complete: bool,
