@@ -57,9 +57,7 @@ def _report_vulkan(runs: int) -> None:
     peer = shutil.which("vulkaninfo")
     devices, _ = probe_vulkan()
     if peer is None or not devices:
-        print_heading(
-            f"Vulkan probe ({runs} runs), not compared: no vulkaninfo, or no device that it could list"
-        )
+        print_heading(f"Vulkan probe ({runs} runs), not compared: no vulkaninfo, or no device here")
         print_figures("probe_vulkan", [probe() for _ in range(runs)], "s")
         return
     base, other = interleave(lambda: seconds_of((peer, "--summary")), probe, runs)
