@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from math import comb
 from statistics import median
 from typing import TypeVar
 
@@ -36,6 +37,19 @@ class Pairs:
     def differences(self) -> tuple[float, ...]:
         """Other less base, within each pair, in ``unit``."""
         return tuple(other - base for base, other in zip(self.base, self.other, strict=True))
+
+    @property
+    def ratio_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the median ratio by the sign test, which assumes no distribution of the noise.
+
+        None where there are fewer than six pairs.
+        """
+        count = len(self.ratios)
+        below, chance = 0, 0.0
+        while (chance := chance + comb(count, below) / 2**count) <= 0.025:
+            below += 1
+        ordered = sorted(self.ratios)
+        return (ordered[below - 1], ordered[count - below]) if below else None
 
     @property
     def noise(self) -> tuple[float, ...]:
@@ -104,6 +118,9 @@ def print_pairs(title: str, pairs: Pairs, base: str, other: str) -> None:
     print_figures(base, pairs.base, pairs.unit)
     print_figures(other, pairs.other, pairs.unit)
     print_figures("ratio within a pair", pairs.ratios)
+    if pairs.ratio_interval is not None:
+        least, largest = (f"{ratio:10.3f}" for ratio in pairs.ratio_interval)
+        print(f"  {'its median lies within (95 %)':<42}{least}{'':<10}{largest}")
     print_figures("difference within a pair", pairs.differences, pairs.unit)
     print_figures(f"noise: successive '{base}', larger / smaller", pairs.noise)
     print(f"  pair by pair: {' '.join(f'{ratio:.3f}' for ratio in pairs.ratios)}")

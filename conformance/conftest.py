@@ -13,7 +13,7 @@ from pytest_colibri.errors import ColibriError
 from pytest_colibri.host.model import Host
 from pytest_colibri.judge.ending import judge_ending
 from pytest_colibri.judge.model import Settle, Verdict
-from pytest_colibri.judge.tokens import TokenReference, read_token_reference
+from pytest_colibri.judge.tokens import REFERENCE_FILE, TokenReference, read_token_reference
 from pytest_colibri.judge.trial import Case, Mode, Placement, Trial, Trials
 from pytest_colibri.plugin import setting
 from pytest_colibri.profiles.model import Profile
@@ -28,19 +28,20 @@ MODELS: Mapping[str, tuple[TinyFormat, int]] = {
 }
 PLACED_IN_PARTS = "int4-grouped-64"
 USER_MODEL = "model"
-REFERENCE_FILE = "ref_glm.json"
 DEFAULT_PROMPT = (3, 14, 15, 9, 2, 6, 5, 35)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        names = [USER_MODEL] if setting(metafunc.config, "model") else list(MODELS)
-        score = "scored" in metafunc.function.__name__
-        keys = list(_case_keys(names, "score" if score else "generate"))
+        mode: Mode = "score" if "scored" in metafunc.function.__name__ else "generate"
+        keys = list(_case_keys(setting(metafunc.config, "model"), mode))
         metafunc.parametrize("case", keys, indirect=True, ids=["-".join(key[:2]) for key in keys])
 
 
-def _case_keys(names: list[str], mode: Mode) -> Iterator[tuple[str, Placement, Mode]]:
+def _case_keys(user_model: object, mode: Mode) -> Iterator[tuple[str, Placement, Mode]]:
+    names = [USER_MODEL] if user_model else list(MODELS)
+    if mode == "score" and user_model and not (Path(str(user_model)) / REFERENCE_FILE).is_file():
+        return  # there is no text whose right scores another program has computed
     for name in names:
         yield name, "full", mode
         if name in (PLACED_IN_PARTS, USER_MODEL):

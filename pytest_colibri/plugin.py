@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 VERDICT_PROPERTY = "colibri.verdict"
 TRIALS_KEY = "colibri_trials"
 EVIDENCE_FILE = "colibri-evidence.json"
+DEFAULT_TIMEOUT_S = 120
+MAX_TIMEOUT_S = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ OPTIONS = (
     Option("engine", "engine to judge: a command that speaks the engine protocol", "COMMAND"),
     Option("shaders", "folder with the SPIR-V files of that engine, to tell its pieces apart", "DIR"),
     Option("evidence", f"file that receives the evidence (default: {EVIDENCE_FILE})", "FILE"),
+    Option("timeout", "seconds that one run of an engine may take (default: 120)", "SECONDS"),
     Option("memory-floor", "stop an engine when less than this is available, such as 2GB", "SIZE"),
     Option("identities", "keep UUIDs, host and user names in the evidence"),
 )
@@ -145,7 +148,7 @@ class ColibriSession:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.emulated = bool(setting(config, "emulate"))
-        self.verdicts: list[Verdict] = []
+        self.verdicts: dict[Verdict, None] = {}  # each once, in the order in which they were reached
         self.trials_seen: list[dict[str, object]] = []
         self.deselected: dict[str, int] = {}
         self.refusal: tuple[Status, str] | None = None
@@ -166,13 +169,17 @@ class ColibriSession:
             )
         model = setting(self.config, "model")
         if model:
-            from pytest_colibri.container.scan import read_geometry
-
-            read_geometry(Path(str(model)))
+            _check_model(Path(str(model)))
         if self.emulated and setting(self.config, "profile") == "auto":
             raise UsageError("--emulate needs a named profile; 'auto' looks at the machine that is here")
+        self.evidence = Path(str(setting(self.config, "evidence") or EVIDENCE_FILE))
+        if not os.access(self.evidence.parent, os.W_OK) or self.evidence.is_dir():
+            raise UsageError(
+                f"--colibri-evidence={self.evidence}: cannot be written; give a file in a folder"
+            )
         floor = setting(self.config, "memory-floor")
         self.floor_bytes = None if floor is None else _parse_size("--colibri-memory-floor", str(floor))
+        self.timeout_s = _parse_seconds(str(setting(self.config, "timeout") or DEFAULT_TIMEOUT_S))
         engine = setting(self.config, "engine")
         shaders = setting(self.config, "shaders")
         self.subject: EngineSubject = (
@@ -189,7 +196,7 @@ class ColibriSession:
         from pytest_colibri.host.matching import best_profile
         from pytest_colibri.profiles.loader import all_profiles
 
-        profile, self.auto_reason = best_profile(all_profiles(), self.host)
+        profile, self.auto_reason = best_profile(all_profiles(), self.host, self.subject.backends)
         return profile
 
     @cached_property
@@ -225,6 +232,7 @@ class ColibriSession:
             self._directory,
             reach=self.reach,
             floor_bytes=self.floor_bytes,
+            timeout_s=self.timeout_s,
         )
 
     def pytest_sessionstart(self) -> None:
@@ -241,15 +249,13 @@ class ColibriSession:
         from pytest_colibri.host.matching import mismatches
         from pytest_colibri.judge.status import Status
 
-        if self.emulated:
-            return None
         backend, backends = self.profile.backend, self.subject.backends
-        if backends is not None and backend in CHECKOUT_BACKENDS:
+        if backends is not None and backend in CHECKOUT_BACKENDS and not self.emulated:
             return Status.NOTHING_SHOWN, CHECKOUT_SENTENCE
         reasons = mismatches(self.profile, self.host)
         if reasons:
             return Status.HOST_MISMATCH, "; ".join(reasons)
-        if backends is not None and backend not in backends:
+        if backends is not None and backend not in backends and not self.emulated:
             return Status.NOTHING_SHOWN, f"the embedded engine does not compute on {backend} in this version"
         return None
 
@@ -337,7 +343,7 @@ class ColibriSession:
         if report.when == "teardown":
             for name, value in report.user_properties:
                 if name == VERDICT_PROPERTY:
-                    self.verdicts.append(Verdict(**json.loads(str(value))))
+                    self.verdicts[Verdict(**json.loads(str(value)))] = None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
@@ -381,7 +387,7 @@ class ColibriSession:
         if self.verdicts:
             writer.write(
                 verdict_table(
-                    self.verdicts,
+                    list(self.verdicts),
                     width=writer._tw.fullwidth,
                     color=writer.hasmarkup,
                     every_case=writer.verbosity > 0,
@@ -399,12 +405,11 @@ class ColibriSession:
     def _write_evidence(self) -> str:
         from pytest_colibri.report.bundle import write_bundle
 
-        path = Path(str(setting(self.config, "evidence") or EVIDENCE_FILE))
         reaches = () if self.emulated or self.profile.backend == "cpu" else (self.reach,)
         assert self.conclusion is not None
         try:
             write_bundle(
-                path,
+                self.evidence,
                 self.profile,
                 self.host,
                 reaches,
@@ -415,13 +420,14 @@ class ColibriSession:
             )
         except UsageError as error:
             return str(error)
-        return str(path)
+        return str(self.evidence)
 
 
 CHECKOUT_BACKENDS = ("rocm", "metal")
 CHECKOUT_SENTENCE = (
     "rocm and metal judge a checkout (--colibri): the embedded engine does not compute on them. "
-    "The embedded engine can be judged on the same device through Vulkan: --profile=auto"
+    "The embedded engine can be judged on the same device through Vulkan: --profile=amd-vulkan or "
+    "--profile=apple-vulkan"
 )
 
 
@@ -429,6 +435,16 @@ def _find_profile(name: str) -> Profile:
     from pytest_colibri.profiles.loader import find_profile
 
     return find_profile(name)
+
+
+def _check_model(folder: Path) -> None:
+    from pytest_colibri.container.scan import read_geometry
+    from pytest_colibri.judge.tokens import REFERENCE_FILE, read_token_reference
+
+    read_geometry(folder)
+    reference = folder / REFERENCE_FILE
+    if reference.is_file():
+        read_token_reference(reference)
 
 
 def _tier_of(item: pytest.Item, marker: pytest.Mark) -> str:
@@ -447,6 +463,16 @@ def _parse_size(option: str, text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise UsageError(f"{option}={text}: {error}") from None
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise UsageError(f"--colibri-timeout={text}: write seconds, more than 0 and at most {MAX_TIMEOUT_S}")
+    return seconds
 
 
 def _short(path: Path) -> str:

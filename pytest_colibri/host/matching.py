@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from fnmatch import fnmatchcase
 
 from pytest_colibri.errors import HostMismatch
 from pytest_colibri.host.model import Accelerator, Host
-from pytest_colibri.profiles.model import DeviceMatch, DeviceType, Profile
+from pytest_colibri.profiles.model import Backend, DeviceMatch, DeviceType, Profile
 
 _API_NAMES = {"vulkan": "Vulkan", "cuda": "CUDA", "rocm": "ROCm", "metal": "Metal"}
 _BEST_TYPE_FIRST: tuple[DeviceType, ...] = ("discrete", "integrated", "virtual", "other", "cpu")
-# The embedded engine does not compute on these; a run on them needs a checkout.
-_CHECKOUT_BACKENDS = ("rocm", "metal")
 
 
 def mismatches(profile: Profile, host: Host) -> tuple[str, ...]:
@@ -34,22 +32,26 @@ def matching_accelerators(profile: Profile, host: Host) -> tuple[Accelerator, ..
     return tuple(sorted(fitting, key=_device_rank))
 
 
-def best_profile(profiles: Sequence[Profile], host: Host) -> tuple[Profile, str]:
+def best_profile(
+    profiles: Sequence[Profile], host: Host, backends: Container[Backend] | None = None
+) -> tuple[Profile, str]:
     """Choose the profile that fits the host best; say why, and why the others were passed over.
 
-    A GPU comes before a software device, that before none; discrete before integrated; a backend of the
-    embedded engine before one that needs a checkout; then the profile that asks for more.
-    Raises HostMismatch when none fits.
+    A GPU comes before a software device, that before none; discrete before integrated; one of ``backends``,
+    those that the engine under test computes on, before another (None: all alike); then the profile that asks
+    for more. Raises HostMismatch when none fits.
     """
     fitting = [profile for profile in profiles if not _unmet(profile, host)]
     if not fitting:
         reasons = [sentence for profile in profiles for sentence in mismatches(profile, host)]
         raise HostMismatch("\n".join(["no profile fits this host", *reasons]))
-    best = min(fitting, key=lambda profile: _profile_rank(profile, host))
+    best = min(fitting, key=lambda profile: _profile_rank(profile, host, backends))
     devices = matching_accelerators(best, host)
     reason = f"the profile {best.name} was chosen: {_what_fits(devices)}"
     others = [
-        f"{other.name} ({_reason_against(other, best, host)})" for other in profiles if other is not best
+        f"{other.name} ({_reason_against(other, best, host, backends)})"
+        for other in profiles
+        if other is not best
     ]
     return best, f"{reason}; passed over: {', '.join(others)}" if others else reason
 
@@ -107,10 +109,11 @@ def _device_rank(device: Accelerator) -> tuple[int, bool, int]:
     return _BEST_TYPE_FIRST.index(device.type), size is None, -(size or 0)
 
 
-def _profile_rank(profile: Profile, host: Host) -> tuple[int, bool, int]:
+def _profile_rank(profile: Profile, host: Host, backends: Container[Backend] | None) -> tuple[int, bool, int]:
     devices = matching_accelerators(profile, host)
     type_rank = _BEST_TYPE_FIRST.index(devices[0].type) if devices else len(_BEST_TYPE_FIRST)
-    return type_rank, profile.backend in _CHECKOUT_BACKENDS, -_constraint_count(profile)
+    foreign = backends is not None and profile.backend not in backends
+    return type_rank, foreign, -_constraint_count(profile)
 
 
 def _what_fits(devices: Sequence[Accelerator]) -> str:
@@ -126,15 +129,15 @@ def _constraint_count(profile: Profile) -> int:
     return sum(bool(constraint) for constraint in constraints)
 
 
-def _reason_against(profile: Profile, best: Profile, host: Host) -> str:
+def _reason_against(profile: Profile, best: Profile, host: Host, backends: Container[Backend] | None) -> str:
     if unmet := _unmet(profile, host):
         return f"needs {unmet[0][0]}"
-    rank, best_rank = _profile_rank(profile, host), _profile_rank(best, host)
+    rank, best_rank = _profile_rank(profile, host, backends), _profile_rank(best, host, backends)
     if rank[0] != best_rank[0]:
         devices = matching_accelerators(profile, host)
         return f"fits, but with {devices[0].describe() if devices else 'no device'}"
     if rank[1] != best_rank[1]:
-        return f"fits, but {_API_NAMES[profile.backend]} needs a checkout of the engine"
+        return f"fits, but the engine does not compute on {_API_NAMES[profile.backend]}"
     return "fits, but is no more specific"
 
 

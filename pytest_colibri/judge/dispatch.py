@@ -135,19 +135,25 @@ def judge_counters(
 ) -> tuple[Verdict, ...]:
     """Judge for each phase with any work on the device whether the engine's own counters are true.
 
-    Without the engine's shaders the dispatches are compared as one sum.
+    Without the engine's shaders the dispatches are compared as one sum. Work in a phase for which the engine
+    gives no counters is not claimed.
     """
+    title = "own counters"
     names = {shader.sha256: shader.name for shader in shaders}
     claim = statement.claim("device")
     if claim is None:
-        return (_not_claimed("own counters", "the engine names no device"),)
-    return tuple(
-        _judge_counter(claim, telemetry, names, sighting)
-        for telemetry in statement.telemetry
-        if telemetry.submits
-        or any(telemetry.dispatches.values())
-        or _phase(sighting.device(claim), telemetry.phase).submits
-    )
+        return (_not_claimed(title, "the engine names no device"),)
+    counted = [t for t in statement.telemetry if _has_work(t, _phase(sighting.device(claim), t.phase))]
+    verdicts = [_judge_counter(claim, telemetry, names, sighting) for telemetry in counted]
+    given = {telemetry.phase for telemetry in statement.telemetry}
+    device = sighting.device(claim)
+    silent = [p.phase for p in device.phases if p.executed and p.phase not in given] if device else []
+    missing = [_not_claimed(title, "the engine gives no counters for this phase", phase) for phase in silent]
+    return (*verdicts, *missing)
+
+
+def _has_work(telemetry: Telemetry, seen: PhaseCounts) -> bool:
+    return bool(telemetry.submits or any(telemetry.dispatches.values()) or seen.submits)
 
 
 def _judge_counter(
@@ -187,8 +193,8 @@ def _phase(device: DeviceDispatch | None, phase: str) -> PhaseCounts:
     return next((p for p in device.phases if p.phase == phase), nothing) if device else nothing
 
 
-def _not_claimed(title: str, reason: str) -> Verdict:
-    return Verdict("not_claimed", title, "", "", "", "", reason=reason)
+def _not_claimed(title: str, reason: str, phase: str | None = None) -> Verdict:
+    return Verdict("not_claimed", title, "", "", "", "", phase, reason)
 
 
 def _unwitnessed(claim: Claim, title: str, reach: Reach, phase: str | None = None) -> Verdict:

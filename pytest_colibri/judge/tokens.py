@@ -11,6 +11,8 @@ from pytest_colibri.claims.engine import Statement
 from pytest_colibri.errors import UsageError
 from pytest_colibri.judge.model import Verdict
 
+REFERENCE_FILE = "ref_glm.json"
+
 
 @dataclass(frozen=True)
 class TokenReference:

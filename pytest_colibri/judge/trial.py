@@ -20,6 +20,7 @@ from pytest_colibri.container.usage import read_usage, write_usage
 from pytest_colibri.errors import ColibriError
 from pytest_colibri.host.disk import free_disk
 from pytest_colibri.host.matching import matching_accelerators
+from pytest_colibri.host.memory import AvailableMemory
 from pytest_colibri.host.model import Accelerator, Host
 from pytest_colibri.judge.dispatch import Sighting
 from pytest_colibri.judge.memory import judge_plan
@@ -30,6 +31,7 @@ from pytest_colibri.planner.plan import Plan, PlanRequest
 from pytest_colibri.profiles.model import Backend, Profile
 from pytest_colibri.subjects.program import reference_engine
 from pytest_colibri.subjects.protocol import EngineRequest, EngineSubject
+from pytest_colibri.units import format_bytes
 from pytest_colibri.witness.dispatch import DispatchTracer
 from pytest_colibri.witness.evidence import MemoryEvidence, Output, Reach
 from pytest_colibri.witness.memory import MemoryGuard
@@ -131,6 +133,7 @@ class Trials:
 
     ``reach`` is what the dispatch witness can see here. ``directory`` receives the files of the runs.
     ``floor_bytes`` replaces the plan's reserve as the availability at which an engine is stopped.
+    ``timeout_s`` bounds each run, in seconds.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class Trials:
         *,
         reach: Reach,
         floor_bytes: int | None = None,
+        timeout_s: float,
     ) -> None:
         self.profile = profile
         self.host = host
@@ -151,6 +155,7 @@ class Trials:
         self._directory = directory
         self._reach = reach if profile.backend != "cpu" else NOT_ASKED
         self._floor_bytes = floor_bytes
+        self._timeout_s = timeout_s
         self._reference_runs: dict[tuple[Path, Mode], ReferenceRun] = {}
 
     def plan(self, case: Case) -> Plan:
@@ -220,9 +225,11 @@ class Trials:
         route_trace: Path | None = None,
     ) -> tuple[Statement, Output, Sighting, MemoryEvidence]:
         directory = self._new_directory()
-        launch = subject.launch(self._request(case, plan, route_trace, directory), plan, directory)
+        request = self._request(case, plan, route_trace, directory)
+        launch = replace(subject.launch(request, plan, directory), timeout_s=self._timeout_s)
         tracer = DispatchTracer() if reach.able else None
         floor = plan.reserve_bytes if self._floor_bytes is None else self._floor_bytes
+        _check_floor(floor)
         run = watch(launch, tracer=tracer, guard=MemoryGuard(floor_bytes=floor))
         if run.unwitnessed is not None:
             reach = Reach(reach.witness, False, run.unwitnessed)
@@ -264,6 +271,17 @@ class Trials:
 
     def _new_directory(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self._directory))
+
+
+def _check_floor(floor_bytes: int) -> None:
+    """Start nothing that would be stopped at once, for want of memory that others have taken."""
+    with AvailableMemory() as memory:
+        available = memory.read()
+    if available is not None and available < floor_bytes:
+        raise ColibriError(
+            f"no engine was started: {format_bytes(available)} is available, less than the memory floor of "
+            f"{format_bytes(floor_bytes)}"
+        )
 
 
 def _vram_bytes(placement: Placement, geometry: Geometry) -> int | None:

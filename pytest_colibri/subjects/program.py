@@ -16,7 +16,6 @@ from pytest_colibri.planner.plan import Plan
 from pytest_colibri.profiles.model import Backend
 from pytest_colibri.subjects.protocol import EngineRequest, Launch, ShaderFile
 
-RUN_TIMEOUT_S = 120.0
 PIECES = ("gate_up", "down")
 
 
@@ -38,7 +37,7 @@ class ProgramSubject:
         path = directory / "request.json"
         path.write_text(json.dumps(_request_to_json(request), indent=1), encoding="utf-8")
         environment = {**os.environ, **dict(self.environment), **plan.environment}
-        return Launch((*self.command, str(path)), environment, directory, RUN_TIMEOUT_S)
+        return Launch((*self.command, str(path)), environment, directory)
 
 
 def reference_engine() -> ProgramSubject:

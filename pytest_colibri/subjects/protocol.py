@@ -46,7 +46,7 @@ class Launch:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     directory: Path
-    timeout_s: float
+    timeout_s: float = 120.0
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,11 @@ def says_nothing() -> None:
 
 
 @fault
+def gives_no_counters() -> None:
+    without_event("telemetry")
+
+
+@fault
 def refuses() -> None:
     def run(*_: object) -> None:
         raise session.UsageError("shader missing: gate_up_int4.spv")

@@ -36,7 +36,16 @@ MATRIX: dict[str, tuple[int, dict[str, str]]] = {
     "counts_double": (1, {**HELD_TIER, "own counters, prefill": "broken", "own counters, decode": "broken"}),
     "names_another_device": (1, {"device": "broken", **BROKEN_TIER, "resident experts": "broken"}),
     "claims_more_bytes_than_it_holds": (1, {**HELD_TIER, "resident experts": "broken"}),
-    "computes_wrong_on_the_device": (1, {**HELD_TIER, "generated tokens": "broken"}),
+    "computes_wrong_on_the_device": (
+        1,
+        {
+            **HELD_TIER,
+            "generated tokens": "broken",
+            "scored positions": "broken",
+            "reference on the CPU": "held",
+        },
+    ),
+    "gives_no_counters": (0, {**HELD_TIER, "own counters, decode": "not_claimed"}),
     "takes_more_memory_than_planned": (1, {"peak memory": "broken", "available memory": "held"}),
     "crashes_in_decode": (1, NO_RUN),
     "says_nothing": (1, NO_RUN),
@@ -116,3 +125,20 @@ def _available_bytes() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+WRONG_REFERENCE = """
+from pytest_colibri.engine import weights
+
+honest = weights.Expert.apply
+weights.Expert.apply = lambda self, rows: -honest(self, rows)
+"""
+
+
+def test_wrong_reference_on_the_cpu_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded engine itself computes wrong wherever an expert is computed on the CPU."""
+    (tmp_path / "sitecustomize.py").write_text(WRONG_REFERENCE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process, verdicts = run_suite("is_clean", tmp_path)
+    assert process.returncode == 1, process.stdout
+    assert verdicts["reference on the CPU"] == "broken"

@@ -151,8 +151,8 @@ def test_the_best_profile_is_chosen_with_its_reason(
 
 
 def test_the_reason_tells_why_each_other_was_passed_over() -> None:
-    _, reason = best_profile(PROFILES, machine(LLVMPIPE, RADEON, RADEON_ROCM))
-    assert "amd-rocm (fits, but ROCm needs a checkout of the engine)" in reason
+    _, reason = best_profile(PROFILES, machine(LLVMPIPE, RADEON, RADEON_ROCM), ("cpu", "vulkan"))
+    assert "amd-rocm (fits, but the engine does not compute on ROCm)" in reason
     assert "software-vulkan (fits, but with llvmpipe (LLVM 15.0.6, 256 bits) (CPU device, not a GPU" in reason
     assert "cpu (fits, but with no device)" in reason
     assert "apple-metal (needs the system darwin)" in reason

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+
+from pytest_colibri.container.tiny import write_tiny_model
 
 HELD, USAGE, NOTHING_SHOWN, HOST_MISMATCH = 0, 4, 6, 7
 
@@ -103,6 +103,9 @@ def test_no_frida(pytester: pytest.Pytester) -> None:
         ("--colibri-engine=no-such-program-here", "no such program"),
         ("--model=no-such-folder", "no-such-folder"),
         ("--colibri=.", "cannot be judged yet"),
+        ("--colibri-timeout=soon", "write seconds"),
+        ("--colibri-timeout=nan", "write seconds"),
+        ("--colibri-evidence=no/such/folder.json", "cannot be written"),
     ],
 )
 def test_bad_option(pytester: pytest.Pytester, option: str, what: str) -> None:
@@ -137,7 +140,23 @@ def test_fixture_without_profile(pytester: pytest.Pytester) -> None:
     assert "--profile=NAME" in everything(result)
 
 
-def test_evidence_that_cannot_be_written(pytester: pytest.Pytester) -> None:
-    target = Path("no") / "such" / "folder.json"
-    result = run(pytester, "--profile=cpu", "-k", "budgets", f"--colibri-evidence={target}")
-    assert "cannot be written" in everything(result)
+def test_model_whose_reference_cannot_be_read(pytester: pytest.Pytester) -> None:
+    model = write_tiny_model(pytester.path / "model", "f32")
+    (model / "ref_glm.json").write_text("{}")
+    result = run(pytester, "--profile=cpu", "--model=model")
+    assert result.ret == USAGE
+    assert "ref_glm.json: not a token reference" in everything(result)
+
+
+def test_recordings_of_another_machine(pytester: pytest.Pytester) -> None:
+    recordings = "recordings:\n  - tool: meminfo\n    provenance: constructed\n    text: 'MemTotal: 1 kB'"
+    (pytester.path / "mine.yaml").write_text(PROFILE.replace("recordings: []", recordings))
+    result = run(pytester, "--profile=mine.yaml", "--emulate")
+    assert result.ret == HOST_MISMATCH
+    assert "has no Vulkan device" in everything(result)
+
+
+def test_floor_above_what_is_available(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--profile=cpu", "--colibri-memory-floor=100000GB", "-k", "int4-row-full")
+    assert result.ret == NOTHING_SHOWN
+    assert "less than the memory floor" in everything(result)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+
+from pytest_colibri.container.tiny import write_tiny_model
 
 ONE_CASE = ("-k", "int4-row-full")
 HEAVY = ("numpy", "yaml", "jsonschema", "rich", "frida", "vulkan", "pynvml", "psutil", "filelock")
@@ -205,3 +208,27 @@ def test_alias_of_a_blocked_plugin_is_free(
     install_profiler(pytester, monkeypatch)
     result = run(pytester, "-p", "no:profiling", "--profile=cpu", "--emulate", *ONE_CASE)
     assert result.ret == 0, result.stdout.str()
+
+
+def test_model_without_reference_tokens(pytester: pytest.Pytester) -> None:
+    """Device and CPU are compared with each other; the history comes from the run on the CPU."""
+    write_tiny_model(pytester.path / "model", "int4-row", usage=False)
+    result = run(pytester, "--profile=software-vulkan", "--model=model")
+    assert result.ret == 0, result.stdout.str()
+    verdicts = states(pytester)
+    assert verdicts["model-full", "generated tokens", None] == "held"
+    assert verdicts["model-part", "expert tier", "decode"] == "held"
+
+
+def test_timeout_is_kept(pytester: pytest.Pytester) -> None:
+    sleeper = pytester.makepyfile(sleeper="import time; time.sleep(60)")
+    result = run(
+        pytester,
+        "--profile=cpu",
+        "--colibri-timeout=2",
+        f"--colibri-engine={sys.executable} {sleeper}",
+        "-k",
+        "int4-row-full and generated",
+    )
+    assert result.ret == 1, result.stdout.str()
+    assert "its processes were killed" in text(result)

@@ -262,10 +262,12 @@ def test_the_shipped_profiles_are_these() -> None:
         "amd-rocm",
         "amd-vulkan",
         "apple-metal",
+        "apple-vulkan",
         "cpu",
         "intel-vulkan",
         "nvidia-cuda",
         "nvidia-unified",
+        "nvidia-vulkan",
         "software-vulkan",
     )
 
