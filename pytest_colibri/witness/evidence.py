@@ -60,11 +60,17 @@ class DeviceDispatch:
 
 @dataclass(frozen=True)
 class DispatchEvidence:
-    """What the dispatch witness counted over a whole run, on every device that the process opened."""
+    """What the dispatch witness counted over a whole run, on every device that the process opened.
+
+    ``phases_seen`` are the (phase, state) lines in the order in which the process wrote them. ``complete`` is
+    False when counts were lost; ``notes`` say how.
+    """
 
     witness: str
     devices: tuple[DeviceDispatch, ...]
     notes: tuple[str, ...] = ()
+    phases_seen: tuple[tuple[str, str], ...] = ()
+    complete: bool = True
 
 
 @dataclass(frozen=True)
