@@ -29,12 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         run(options)
+        sys.stdout.flush()
     except (HostMismatch, DoesNotFit) as error:
         print(f"pytest-colibri: {error}", file=sys.stderr)
         return HOST_MISMATCH
     except ColibriError as error:
         print(f"pytest-colibri: {error}", file=sys.stderr)
         return USAGE
+    except OSError as error:
+        print(f"pytest-colibri: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("pytest-colibri: interrupted", file=sys.stderr)
         return 2

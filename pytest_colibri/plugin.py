@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
@@ -22,7 +23,6 @@ from pytest_colibri.errors import UsageError
 if TYPE_CHECKING:
     from pytest_colibri.host.model import Host
     from pytest_colibri.judge.model import Settle, Verdict
-    from pytest_colibri.judge.status import Status
     from pytest_colibri.judge.trial import Trials
     from pytest_colibri.profiles.model import Profile
     from pytest_colibri.subjects.protocol import EngineSubject
@@ -151,8 +151,8 @@ class ColibriSession:
         self.verdicts: dict[Verdict, None] = {}  # each once, in the order in which they were reached
         self.trials_seen: list[dict[str, object]] = []
         self.deselected: dict[str, int] = {}
-        self.refusal: tuple[Status, str] | None = None
-        self.conclusion: tuple[Status, str] | None = None
+        self.refusal: tuple[int, str] | None = None
+        self.conclusion: tuple[int, str] | None = None
         self.auto_reason: str | None = None
         self._directory: Path | None = None
         self._check_options()
@@ -212,6 +212,15 @@ class ColibriSession:
         return probe_host(ALL_APIS if known is None else frozenset({known.backend} - {"cpu"}))
 
     @cached_property
+    def redact(self) -> Callable[[object], object]:
+        """What every report passes through, so that nothing private leaves; nothing changes on request."""
+        from pytest_colibri.report.privacy import redactor
+
+        if setting(self.config, "identities"):
+            return lambda value: value
+        return redactor(device.identity.uuid for device in self.host.accelerators)
+
+    @cached_property
     def reach(self) -> Reach:
         """What the dispatch witness can see here."""
         from pytest_colibri.witness.dispatch import DispatchTracer
@@ -244,7 +253,7 @@ class ColibriSession:
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
 
-    def _refusal(self) -> tuple[Status, str] | None:
+    def _refusal(self) -> tuple[int, str] | None:
         """Return why nothing can be shown here, None when the run may go on."""
         from pytest_colibri.host.matching import mismatches
         from pytest_colibri.judge.status import Status
@@ -313,7 +322,7 @@ class ColibriSession:
             reason = self._why_deselected(item)
             if reason is None:
                 kept.append(item)
-                if item.get_closest_marker("colibri_engine"):
+                if item.get_closest_marker("colibri_engine") and config.pluginmanager.hasplugin("xdist"):
                     item.add_marker(pytest.mark.xdist_group("colibri-device"))
             else:
                 dropped.append(item)
@@ -352,29 +361,53 @@ class ColibriSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Conclude: the exit status is that of the verdicts, unless pytest itself has a worse one."""
+        """Conclude, write the evidence, and set the exit status."""
         from pytest_colibri.report.bundle import trial_to_json
 
         if "trials" in self.__dict__:
             self.trials_seen += [trial_to_json(trial) for trial in self.trials.done]
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput[TRIALS_KEY] = self.trials_seen
-            return
-        if self.config.option.collectonly:
-            return
-        self.conclusion = self.refusal or self._conclude()
-        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or self.refusal:
-            session.exitstatus = int(self.conclusion[0])
+        elif not self.config.option.collectonly:
+            self.conclusion = self.refusal or self._conclude(exitstatus)
+            if self.refusal is None:
+                self._write_evidence()
+            session.exitstatus = self.conclusion[0]
 
-    def _conclude(self) -> tuple[Status, str]:
+    def _conclude(self, exitstatus: int) -> tuple[int, str]:
+        """Return status and sentence of the verdicts, or those of pytest where it did not come to its end."""
         from pytest_colibri.judge.status import conclude
 
-        return conclude(
-            [verdict.state for verdict in self.verdicts],
-            self.profile.backend,
-            [verdict.state for verdict in self.verdicts if verdict.claim == "expert tier"],
-            plans_only=self.emulated,
-        )
+        status, sentence = conclude(self.verdicts, self.profile.backend, plans_only=self.emulated)
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return exitstatus, "no test of the suite was run, so nothing was shown"
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and status != exitstatus:
+            return exitstatus, f"a test failed for a reason that is no verdict; of the verdicts: {sentence}"
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return exitstatus, f"the run is incomplete; up to its end: {sentence}"
+        return status, sentence
+
+    def _write_evidence(self) -> None:
+        """Write the evidence file; when that fails, no run ends as if all were well."""
+        from pytest_colibri.judge.status import Status
+        from pytest_colibri.report.bundle import write_bundle
+
+        assert self.conclusion is not None
+        status, sentence = self.conclusion
+        traced = self.profile.backend == "vulkan" and not self.emulated
+        try:
+            write_bundle(
+                self.evidence,
+                self.profile,
+                self.host,
+                (self.reach,) if traced else (),
+                self.verdicts,
+                self.trials_seen,
+                self.conclusion,
+                self.redact,
+            )
+        except UsageError as error:
+            self.conclusion = (status or Status.USAGE), f"{sentence}; {error}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of verdicts, the reasons, the evidence file, and the conclusion."""
@@ -385,11 +418,13 @@ class ColibriSession:
         writer = terminalreporter
         writer.section("colibri verdicts")
         if self.verdicts:
+            width = self.config.get_terminal_writer().fullwidth
             writer.write(
                 verdict_table(
                     list(self.verdicts),
-                    width=writer._tw.fullwidth,
+                    width=width,
                     color=writer.hasmarkup,
+                    ascii_only=not _can_print("─"),
                     every_case=writer.verbosity > 0,
                 )
             )
@@ -398,29 +433,9 @@ class ColibriSession:
         for reason, count in self.deselected.items():
             writer.write_line(f"left out: {count} {reason}")
         if self.refusal is None:
-            writer.write_line(f"evidence: {self._write_evidence()}")
+            writer.write_line(f"evidence: {self.evidence}")
         status, sentence = self.conclusion
         writer.write_line(f"{self.profile.name}: {sentence} (exit status {int(status)})", bold=True)
-
-    def _write_evidence(self) -> str:
-        from pytest_colibri.report.bundle import write_bundle
-
-        reaches = () if self.emulated or self.profile.backend == "cpu" else (self.reach,)
-        assert self.conclusion is not None
-        try:
-            write_bundle(
-                self.evidence,
-                self.profile,
-                self.host,
-                reaches,
-                self.verdicts,
-                self.trials_seen,
-                self.conclusion,
-                identities=bool(setting(self.config, "identities")),
-            )
-        except UsageError as error:
-            return str(error)
-        return str(self.evidence)
 
 
 CHECKOUT_BACKENDS = ("rocm", "metal")
@@ -439,9 +454,12 @@ def _find_profile(name: str) -> Profile:
 
 def _check_model(folder: Path) -> None:
     from pytest_colibri.container.scan import read_geometry
+    from pytest_colibri.container.usage import USAGE_FILE, read_usage
     from pytest_colibri.judge.tokens import REFERENCE_FILE, read_token_reference
 
     read_geometry(folder)
+    if (folder / USAGE_FILE).exists():
+        read_usage(folder / USAGE_FILE)
     reference = folder / REFERENCE_FILE
     if reference.is_file():
         read_token_reference(reference)
@@ -473,6 +491,14 @@ def _parse_seconds(text: str) -> float:
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise UsageError(f"--colibri-timeout={text}: write seconds, more than 0 and at most {MAX_TIMEOUT_S}")
     return seconds
+
+
+def _can_print(character: str) -> bool:
+    try:
+        character.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _short(path: Path) -> str:
@@ -518,7 +544,8 @@ def colibri_settle(request: pytest.FixtureRequest) -> Settle:
     def settle(case: object, verdicts: Iterable[Verdict]) -> None:
         from dataclasses import asdict
 
-        rows = [{**asdict(verdict), "case": str(case)} for verdict in verdicts]
+        session = _session(request.config)
+        rows: Any = session.redact([{**asdict(verdict), "case": str(case)} for verdict in verdicts])
         for row in rows:
             request.node.user_properties.append((VERDICT_PROPERTY, json.dumps(row)))
         by_state = {state: [row for row in rows if row["state"] == state] for state in ("broken", "held")}

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_colibri.judge.dispatch import judge_counters, judge_device, judge_expert_tier, judge_residency
+from pytest_colibri.judge.dispatch import (
+    judge_counters,
+    judge_device,
+    judge_expert_tier,
+    judge_placement,
+    judge_residency,
+)
 from pytest_colibri.judge.model import Settle
 from pytest_colibri.judge.trial import Trial, Trials
+from pytest_colibri.planner.tiers import bytes_of_experts
 
 pytestmark = [pytest.mark.colibri_engine, pytest.mark.colibri_tier("vram")]
 
@@ -21,15 +28,20 @@ def test_device_is_the_one_asked_for(
 
 def test_expert_tier_dispatches(placed_trial: Trial, colibri_trials: Trials, colibri_settle: Settle) -> None:
     trial = placed_trial
-    verdicts = judge_expert_tier(
-        trial.statement, colibri_trials.subject.shaders, trial.sighting, trial.batches_needed
-    )
+    wanted, shaders = colibri_trials.accelerators[0], colibri_trials.subject.shaders
+    verdicts = judge_expert_tier(trial.statement, wanted, shaders, trial.sighting, trial.due)
     colibri_settle(trial.case, verdicts)
 
 
-def test_residents_are_allocated(placed_trial: Trial, colibri_settle: Settle) -> None:
-    verdict = judge_residency(placed_trial.statement, placed_trial.sighting)
-    colibri_settle(placed_trial.case, [verdict])
+def test_planned_experts_are_on_the_device(placed_trial: Trial, colibri_settle: Settle) -> None:
+    trial = placed_trial
+    colibri_settle(trial.case, [judge_placement(trial.statement, trial.plan.hot_experts)])
+
+
+def test_residents_are_allocated(placed_trial: Trial, colibri_trials: Trials, colibri_settle: Settle) -> None:
+    trial = placed_trial
+    wanted, sizes = colibri_trials.accelerators[0], bytes_of_experts(trial.plan.request.geometry)
+    colibri_settle(trial.case, [judge_residency(trial.statement, wanted, sizes, trial.sighting)])
 
 
 def test_own_counters_are_true(finished_trial: Trial, colibri_trials: Trials, colibri_settle: Settle) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pytest_colibri.errors import ColibriError
 from pytest_colibri.judge.memory import judge_plan
 from pytest_colibri.judge.model import Settle, Verdict
 from pytest_colibri.judge.trial import Case, Trials
 from pytest_colibri.planner.plan import DoesNotFit
+
+TITLE = "budgets fit the machine"
 
 
 def test_budgets_fit_the_machine(case: Case, colibri_trials: Trials, colibri_settle: Settle) -> None:
     try:
         verdict = judge_plan(colibri_trials.plan(case))
     except DoesNotFit as refusal:
-        verdict = Verdict("not_claimed", "budgets fit the machine", "plan", "", "", "", reason=str(refusal))
+        verdict = Verdict("not_claimed", TITLE, "plan", "", "", "", reason=str(refusal))
+    except ColibriError as error:
+        verdict = Verdict("unwitnessed", TITLE, "plan", "", "", "", reason=str(error))
     colibri_settle(case, [verdict])

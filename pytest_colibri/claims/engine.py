@@ -37,8 +37,9 @@ class Statement:
     """Everything that an engine said in one run.
 
     ``tokens`` are the generated ids in order, ``scores`` the best token at each position (None without that
-    event), ``refused`` the reason of a refusal. ``complete`` says that the run announced its end.
-    ``unparsed`` are lines that are no event of the protocol: kept, never guessed at.
+    event), ``refused`` the reason of a refusal. ``phases`` are the (phase, state) lines in order.
+    ``complete`` says that the last event was the end of the run. ``unparsed`` are lines that are no event of
+    the protocol: kept, never guessed at. ``malformed`` are the places of events that are wrong.
     """
 
     subject: str
@@ -48,8 +49,10 @@ class Statement:
     scores: tuple[int, ...] | None
     tokens_place: Place | None
     refused: str | None
+    phases: tuple[tuple[str, str], ...]
     complete: bool
     unparsed: tuple[str, ...]
+    malformed: tuple[Place, ...]
 
     def claim(self, kind: ClaimKind) -> Claim | None:
         """Return the last claim of a kind, None when there is none."""
@@ -57,17 +60,22 @@ class Statement:
 
 
 class _Malformed(Exception):
-    """A line that is no event of the protocol."""
+    """A line that is no event of the protocol, or not a right one."""
 
 
 def read_statement(lines: Iterable[str], subject: str) -> Statement:
     """Read the standard output of an engine; never fails, whatever the lines are."""
     reader = _Reader(subject)
     for place, line in _places(lines):
+        event = _event(line)
+        if event is None:
+            reader.unparsed.append(line)
+            continue
         try:
-            reader.take(_event(line), place)
+            reader.take(event, place)
         except (_Malformed, KeyError):
             reader.unparsed.append(line)
+            reader.malformed.append(place)
     return reader.statement()
 
 
@@ -82,10 +90,13 @@ class _Reader:
         self.scores: tuple[int, ...] | None = None
         self.tokens_place: Place | None = None
         self.refused: str | None = None
+        self.phases: list[tuple[str, str]] = []
         self.complete = False
         self.unparsed: list[str] = []
+        self.malformed: list[Place] = []
 
     def take(self, event: Mapping[str, object], place: Place) -> None:
+        self.complete = event["event"] == "end"
         match event["event"]:
             case "claim":
                 self.claims.append(_claim(event, self.subject, place))
@@ -101,14 +112,14 @@ class _Reader:
                 self.tokens_place = place
             case "refused":
                 self.refused = str(event["reason"])
-            case "end":
-                self.complete = True
+            case "phase":
+                self.phases.append((str(event["phase"]), str(event["state"])))
 
     def _retract(self, event: Mapping[str, object], place: Place) -> None:
         kind = str(event["claim"])
         if not any(claim.kind == kind for claim in self.claims):
             raise _Malformed
-        retraction = Retraction(str(event["reason"]), place)
+        retraction = Retraction(str(event.get("reason", "no reason is given")), place)
         self.claims = [
             replace(claim, retracted=retraction) if claim.kind == kind else claim for claim in self.claims
         ]
@@ -122,8 +133,10 @@ class _Reader:
             self.scores,
             self.tokens_place,
             self.refused,
+            tuple(self.phases),
             self.complete,
             tuple(self.unparsed),
+            tuple(self.malformed),
         )
 
 
@@ -133,14 +146,13 @@ def _places(lines: Iterable[str]) -> Iterator[tuple[Place, str]]:
             yield Place("stdout", number), line
 
 
-def _event(line: str) -> dict[str, object]:
+def _event(line: str) -> dict[str, object] | None:
+    """Return the event of a line, None when it is not one."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
-        raise _Malformed from None
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        raise _Malformed
-    return event
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def _claim(event: Mapping[str, object], subject: str, place: Place) -> Claim:
@@ -156,6 +168,7 @@ def _claim(event: Mapping[str, object], subject: str, place: Place) -> Claim:
         device=device,
         tier=str(event["tier"]) if "tier" in event else None,
         pieces=tuple(str(piece) for piece in _list(event.get("pieces", []))),
+        grouped=event.get("grouped") is True,
         experts=tuple(_pair(pair) for pair in _list(event.get("experts", []))),
         counts={
             key: _integer(event, key)
@@ -202,8 +215,8 @@ def _device(value: object) -> DeviceIdentity:
         str(fields["api"]),
         _integer(fields, "index"),
         str(fields["name"]),
-        None if uuid is None else str(uuid),
-        None if pci is None else str(pci),
+        None if uuid is None else str(uuid).lower().replace("-", ""),
+        None if pci is None else str(pci).lower(),
     )
 
 

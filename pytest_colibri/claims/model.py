@@ -36,7 +36,8 @@ class Claim:
 
     ``advertised`` is the statement in a few words, as reports print it. ``experts`` are the (layer, expert)
     pairs that a tier is said to hold, ``pieces`` the parts of the computation that it is said to do
-    (``gate_up``, ``down``), ``counts`` figures by name (dispatches by phase and shader, bytes).
+    (``gate_up``, ``down``), ``grouped`` whether one dispatch may serve several experts of a batch, ``counts``
+    figures by name (bytes, slots per layer).
     """
 
     kind: ClaimKind
@@ -46,6 +47,7 @@ class Claim:
     device: DeviceIdentity | None = None
     tier: str | None = None
     pieces: tuple[str, ...] = ()
+    grouped: bool = False
     experts: tuple[tuple[int, int], ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     retracted: Retraction | None = None

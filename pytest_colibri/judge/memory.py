@@ -56,8 +56,12 @@ def _least_possible_bytes(sample: MemorySample) -> int:
     return sample.tree_bytes if sample.proportional_bytes is None else sample.proportional_bytes
 
 
-def judge_floor(memory: MemoryEvidence) -> Verdict:
-    """Judge whether the memory that others may need stayed free, through the whole run."""
+def judge_floor(plan: Plan, memory: MemoryEvidence) -> Verdict:
+    """Judge whether the memory that others may need stayed free, through the whole run.
+
+    A fall of more than the plan, which the process tree does not show, is nobody's: the engine may hold
+    memory that no process owns, or another program may have taken it.
+    """
     title = "available memory"
     advertised = f"never below {format_bytes(memory.floor_bytes)}"
     least = memory.least_available_bytes
@@ -68,4 +72,11 @@ def judge_floor(memory: MemoryEvidence) -> Verdict:
     if memory.stopped_at_floor or least < memory.floor_bytes:
         reason = "the engine was stopped at the floor" if memory.stopped_at_floor else "the floor was crossed"
         return Verdict("broken", title, "plan", advertised, witnessed, memory.witness, reason=reason)
+    fall = (memory.samples[0].available_bytes or least) - least
+    if fall > planned_peak_bytes(plan) and fall > memory.peak_tree_bytes:
+        reason = (
+            f"{format_bytes(fall)} less became available, and the process tree shows no more than "
+            f"{format_bytes(memory.peak_tree_bytes)} of it: who took the rest is not known"
+        )
+        return Verdict("unwitnessed", title, "plan", advertised, witnessed, memory.witness, reason=reason)
     return Verdict("held", title, "plan", advertised, witnessed, memory.witness)

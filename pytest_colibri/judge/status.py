@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import IntEnum
 
-from pytest_colibri.judge.model import State
+from pytest_colibri.judge.model import State, Verdict
 from pytest_colibri.profiles.model import Backend
 
 
@@ -19,28 +19,37 @@ class Status(IntEnum):
     HOST_MISMATCH = 7
 
 
-def conclude(
-    states: Collection[State], backend: Backend, tier_states: Collection[State], *, plans_only: bool
-) -> tuple[Status, str]:
+# What must be held in every case that was asked for; not to claim it is no pass.
+ASKED_FOR = ("expert tier", "run completes")
+
+
+def conclude(verdicts: Collection[Verdict], backend: Backend, *, plans_only: bool) -> tuple[Status, str]:
     """Return the status of a run and the sentence that explains it.
 
-    ``states`` are those of all verdicts, ``tier_states`` those of the GPU tier alone: a run for a GPU backend
-    that saw no tier at work has shown nothing, whatever else held. ``plans_only`` marks an emulated run,
-    which speaks of plans and of nothing else.
+    A run for a GPU backend that saw no tier at work has shown nothing, whatever else held. ``plans_only``
+    marks an emulated run, which speaks of plans and of nothing else.
     """
-    if "broken" in states:
-        return Status.BROKEN, f"{_count(states, 'broken')} broken"
-    if "unwitnessed" in states:
-        return Status.NOTHING_SHOWN, f"{_count(states, 'unwitnessed')} unwitnessed: never a pass"
-    if "held" not in states:
+    broken, unwitnessed, held = (_of(verdicts, "broken"), _of(verdicts, "unwitnessed"), _of(verdicts, "held"))
+    withheld = [verdict for verdict in _of(verdicts, "not_claimed") if verdict.claim in ASKED_FOR]
+    if broken:
+        return Status.BROKEN, _count(broken, "broken")
+    if unwitnessed:
+        return Status.NOTHING_SHOWN, f"{_count(unwitnessed, 'unwitnessed')}: never a pass"
+    if not held:
         return Status.NOTHING_SHOWN, "nothing was shown: no claim was held"
     if plans_only:
-        return Status.HELD, f"{_count(states, 'held')} held, on an emulated host: this speaks of plans only"
-    if backend != "cpu" and "held" not in tier_states:
+        return Status.HELD, f"{_count(held, 'held')}, on an emulated host: this speaks of plans only"
+    if backend != "cpu" and not any(verdict.claim == "expert tier" for verdict in held):
         return Status.NOTHING_SHOWN, f"no tier was tested: nothing was shown for the backend {backend}"
-    return Status.HELD, f"{_count(states, 'held')} held"
+    if withheld:
+        cases = ", ".join(dict.fromkeys(verdict.case for verdict in withheld))
+        return Status.NOTHING_SHOWN, f"not claimed, and so not shown, for {cases}"
+    return Status.HELD, _count(held, "held")
 
 
-def _count(states: Collection[State], state: State) -> str:
-    number = sum(other == state for other in states)
-    return f"{number} verdict{'s' if number != 1 else ''}"
+def _of(verdicts: Collection[Verdict], state: State) -> list[Verdict]:
+    return [verdict for verdict in verdicts if verdict.state == state]
+
+
+def _count(verdicts: Collection[Verdict], state: State) -> str:
+    return f"{len(verdicts)} verdict{'s' if len(verdicts) != 1 else ''} {state}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,13 +16,13 @@ from pytest_colibri.claims.engine import Statement, read_statement
 from pytest_colibri.container.geometry import Geometry
 from pytest_colibri.container.route_trace import RouteBatch, read_route_trace
 from pytest_colibri.container.scan import read_geometry
-from pytest_colibri.container.usage import read_usage, write_usage
+from pytest_colibri.container.usage import USAGE_FILE, read_usage, write_usage
 from pytest_colibri.errors import ColibriError
 from pytest_colibri.host.disk import free_disk
 from pytest_colibri.host.matching import matching_accelerators
 from pytest_colibri.host.memory import AvailableMemory
 from pytest_colibri.host.model import Accelerator, Host
-from pytest_colibri.judge.dispatch import Sighting
+from pytest_colibri.judge.dispatch import Due, Sighting
 from pytest_colibri.judge.memory import judge_plan
 from pytest_colibri.judge.tokens import TokenReference
 from pytest_colibri.planner import reference as planner
@@ -32,7 +32,7 @@ from pytest_colibri.profiles.model import Backend, Profile
 from pytest_colibri.subjects.program import reference_engine
 from pytest_colibri.subjects.protocol import EngineRequest, EngineSubject
 from pytest_colibri.units import format_bytes
-from pytest_colibri.witness.dispatch import DispatchTracer
+from pytest_colibri.witness.dispatch import WITNESS, DispatchTracer
 from pytest_colibri.witness.evidence import MemoryEvidence, Output, Reach
 from pytest_colibri.witness.memory import MemoryGuard
 from pytest_colibri.witness.run import watch
@@ -42,7 +42,7 @@ Mode = Literal["generate", "score"]
 
 DEFAULT_NEW_TOKENS = 16
 SLOTS: Mapping[Placement, int | None] = {"full": None, "part": 2, "empty": 1}
-NOT_ASKED = Reach("api tracer", False, "not asked: the backend cpu dispatches nothing")
+LOCK_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,10 @@ class ReferenceRun:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case that was run: the plan, what the engine said, what was seen, and what had to be seen."""
+    """A case that was run: the plan, what the engine said, what was seen, and what had to be seen.
+
+    ``model_changes`` names the files of the model folder that came, went or changed during the run.
+    """
 
     case: Case
     plan: Plan
@@ -85,6 +88,7 @@ class Trial:
     sighting: Sighting
     memory: MemoryEvidence
     reference: ReferenceRun
+    model_changes: tuple[str, ...]
 
     @property
     def routed(self) -> Mapping[str, tuple[RouteBatch, ...]]:
@@ -96,17 +100,14 @@ class Trial:
         return {"prefill": routing[:layers], "decode": routing[layers:]}
 
     @property
-    def batches_needed(self) -> Mapping[str, int]:
-        """For each phase, how many batches route to an expert that the engine says is resident.
+    def due(self) -> Mapping[str, Due]:
+        """For each phase, what the experts were due that the engine says are resident.
 
         An engine that does not say which experts it holds is taken to hold those that were planned.
         """
         claim = self.statement.claim("resident")
-        resident = set(claim.experts if claim else self.plan.hot_experts)
-        return {
-            phase: sum(not resident.isdisjoint(experts_of(batch)) for batch in batches)
-            for phase, batches in self.routed.items()
-        }
+        resident = frozenset(claim.experts if claim else self.plan.hot_experts)
+        return {phase: _due(resident, batches) for phase, batches in self.routed.items()}
 
     @property
     def tokens_wanted(self) -> tuple[tuple[int, ...], str]:
@@ -119,9 +120,22 @@ class Trial:
         return self.reference.statement.tokens, "embedded engine on the CPU"
 
 
+def _due(resident: frozenset[tuple[int, int]], batches: tuple[RouteBatch, ...]) -> Due:
+    routed = [len(resident & experts_of(batch)) for batch in batches]
+    return Due(batches=sum(count > 0 for count in routed), experts=sum(routed))
+
+
 def experts_of(batch: RouteBatch) -> frozenset[tuple[int, int]]:
     """Return the (layer, expert) pairs that a batch needs, each once however many rows chose it."""
     return frozenset((batch.layer, expert) for row in batch.rows for expert, _ in row)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What was read of a model before the first run: its geometry, and its usage history if it has one."""
+
+    geometry: Geometry
+    usage: Mapping[tuple[int, int], int]
 
 
 class PlanBroken(ColibriError):
@@ -153,14 +167,20 @@ class Trials:
         self.accelerators: tuple[Accelerator, ...] = matching_accelerators(profile, host)[:1]
         self.done: list[Trial] = []
         self._directory = directory
-        self._reach = reach if profile.backend != "cpu" else NOT_ASKED
+        self._reach = reach if profile.backend == "vulkan" else _no_reach(profile.backend)
         self._floor_bytes = floor_bytes
         self._timeout_s = timeout_s
         self._reference_runs: dict[tuple[Path, Mode], ReferenceRun] = {}
+        self._models: dict[Path, Model] = {}
 
     def plan(self, case: Case) -> Plan:
         """Plan a case for the profile's backend."""
-        return self._plan(case, self.profile.backend, self._usage(case))
+        model = self._model(case.model)
+        usage = model.usage
+        if not usage:
+            routing = self.reference_run(case).routing
+            usage = Counter(expert for batch in routing for expert in experts_of(batch))
+        return self._plan(case, self.profile.backend, usage)
 
     def run(self, case: Case) -> Trial:
         """Run a case, or return its trial if it was run before.
@@ -175,9 +195,13 @@ class Trials:
         if verdict.state == "broken":
             raise PlanBroken(f"the engine was not started, since its plan is broken: {verdict.reason}")
         reference = self.reference_run(case)
+        before = _files_of(case.model)
         with self._device_lock():
             statement, output, sighting, memory = self._watch(case, plan, self.subject, self._reach)
-        trial = Trial(case, plan, statement, output, sighting, memory, reference)
+        changes = sorted(name for name, _ in before ^ _files_of(case.model))
+        trial = Trial(
+            case, plan, statement, output, sighting, memory, reference, tuple(dict.fromkeys(changes))
+        )
         self.done.append(trial)
         return trial
 
@@ -191,7 +215,7 @@ class Trials:
     def _run_reference(self, case: Case) -> ReferenceRun:
         trace = self._new_directory() / "routing.txt"
         plan = self._plan(case, "cpu", {})
-        statement, output, _, memory = self._watch(case, plan, reference_engine(), NOT_ASKED, trace)
+        statement, output, _, memory = self._watch(case, plan, reference_engine(), _no_reach("cpu"), trace)
         if output.status != 0:
             reason = statement.refused or (output.stderr[-1] if output.stderr else f"status {output.status}")
             raise ColibriError(
@@ -200,7 +224,7 @@ class Trials:
         return ReferenceRun(statement, output, memory, tuple(read_route_trace(trace)))
 
     def _plan(self, case: Case, backend: Backend, usage: Mapping[tuple[int, int], int]) -> Plan:
-        geometry = read_geometry(case.model)
+        geometry = self._model(case.model).geometry
         return planner.plan(
             PlanRequest(
                 geometry=geometry,
@@ -252,25 +276,50 @@ class Trials:
             route_trace=route_trace,
         )
 
-    def _usage(self, case: Case) -> Mapping[tuple[int, int], int]:
-        """The usage history that ranks the experts: the model's own, else that of the reference run."""
-        path = case.model / ".coli_usage"
-        if path.is_file():
-            return read_usage(path)
-        routing = self.reference_run(case).routing
-        return Counter(expert for batch in routing for expert in experts_of(batch))
+    def _model(self, folder: Path) -> Model:
+        """Read a model's headers and history once, before anything can have changed them."""
+        if folder not in self._models:
+            history = folder / USAGE_FILE
+            usage = read_usage(history) if history.is_file() else {}
+            self._models[folder] = Model(read_geometry(folder), usage)
+        return self._models[folder]
 
-    def _device_lock(self) -> AbstractContextManager[object]:
-        """One device is used by one run at a time, whichever process starts it."""
+    @contextmanager
+    def _device_lock(self) -> Iterator[None]:
+        """Let one run at a time use the device, whichever process starts it."""
         if not self.accelerators:
-            return nullcontext()
-        from filelock import FileLock
+            yield
+            return
+        from filelock import FileLock, Timeout
 
         name = sha256(repr(self.accelerators[0].identity).encode()).hexdigest()[:16]
-        return FileLock(Path(tempfile.gettempdir()) / f"pytest-colibri-{name}.lock")
+        path = Path(tempfile.gettempdir()) / f"pytest-colibri-{name}.lock"
+        # Other users of the machine take turns on the device as well: the file is theirs, too.
+        lock = FileLock(path, timeout=LOCK_TIMEOUT_S, mode=0o666)
+        try:
+            lock.acquire()
+        except (OSError, Timeout) as error:
+            raise ColibriError(f"the device cannot be locked for this run: {path}: {error}") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _new_directory(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self._directory))
+
+
+def _no_reach(backend: Backend) -> Reach:
+    if backend == "cpu":
+        return Reach(WITNESS, False, "not asked: the backend cpu dispatches nothing")
+    return Reach(
+        WITNESS, False, f"counts Vulkan calls only: what is dispatched through {backend} is not seen"
+    )
+
+
+def _files_of(folder: Path) -> frozenset[tuple[str, tuple[int, int]]]:
+    """Return the files of a model folder with size and time of change, to see whether a run touches them."""
+    return frozenset((e.name, (e.stat().st_size, e.stat().st_mtime_ns)) for e in os.scandir(folder))
 
 
 def _check_floor(floor_bytes: int) -> None:

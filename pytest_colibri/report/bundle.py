@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -11,11 +11,9 @@ import pytest_colibri
 from pytest_colibri.errors import UsageError
 from pytest_colibri.host.model import Host
 from pytest_colibri.judge.model import Verdict
-from pytest_colibri.judge.status import Status
 from pytest_colibri.judge.trial import Trial
 from pytest_colibri.planner.exchange import plan_to_json
 from pytest_colibri.profiles.model import Profile
-from pytest_colibri.report.privacy import redactor
 from pytest_colibri.witness.evidence import Reach
 
 VERSION = 1
@@ -42,7 +40,8 @@ def trial_to_json(trial: Trial) -> dict[str, object]:
             "floor_bytes": memory.floor_bytes,
             "stopped_at_floor": memory.stopped_at_floor,
         },
-        "batches_needed": dict(trial.batches_needed),
+        "due": to_json(trial.due),
+        "model_changes": list(trial.model_changes),
     }
 
 
@@ -53,13 +52,12 @@ def write_bundle(
     reaches: Iterable[Reach],
     verdicts: Iterable[Verdict],
     trials: Iterable[Mapping[str, object]],
-    conclusion: tuple[Status, str],
-    *,
-    identities: bool,
+    conclusion: tuple[int, str],
+    redact: Callable[[object], object],
 ) -> None:
     """Write the evidence file; :class:`UsageError` when it cannot be written.
 
-    Names, home paths and UUIDs are withheld unless ``identities`` is set.
+    ``conclusion`` is the exit status and its sentence. Everything passes through ``redact`` first.
     """
     status, sentence = conclusion
     bundle: object = {
@@ -73,9 +71,8 @@ def write_bundle(
         "verdicts": to_json(tuple(verdicts)),
         "trials": list(trials),
     }
-    content = bundle if identities else redactor()(bundle)
     try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(redact(bundle), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: the evidence cannot be written: {error.strerror}") from None
 

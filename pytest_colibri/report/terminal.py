@@ -16,19 +16,21 @@ STYLES: dict[State, str] = {
 ORDER: tuple[State, ...] = ("held", "not_claimed", "unwitnessed", "broken")
 
 
-def verdict_table(verdicts: Sequence[Verdict], *, width: int, color: bool, every_case: bool) -> str:
+def verdict_table(
+    verdicts: Sequence[Verdict], *, width: int, color: bool, ascii_only: bool, every_case: bool
+) -> str:
     """Return the table of verdicts, worst last, where a terminal shows it.
 
     What held in several cases is one row, with the figures of the first, unless ``every_case`` is set; every
     other verdict has its own.
-    ``width`` counts characters.
+    ``width`` counts characters; ``ascii_only`` draws with characters that every terminal has.
     """
-    from rich.box import SIMPLE_HEAD
+    from rich.box import ASCII, SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=ASCII if ascii_only else SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("claim", "said at", "advertised", "witnessed", "by", "verdict"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("said at", "verdict"))
     for verdict, cases in _rows(verdicts, every_case):

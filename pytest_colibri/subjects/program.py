@@ -14,9 +14,7 @@ from pathlib import Path
 from pytest_colibri.errors import UsageError
 from pytest_colibri.planner.plan import Plan
 from pytest_colibri.profiles.model import Backend
-from pytest_colibri.subjects.protocol import EngineRequest, Launch, ShaderFile
-
-PIECES = ("gate_up", "down")
+from pytest_colibri.subjects.protocol import PIECES, EngineRequest, Launch, ShaderFile
 
 
 @dataclass(frozen=True)
@@ -68,14 +66,18 @@ def program_engine(command_line: str, shader_folder: Path | None) -> ProgramSubj
             f"--colibri-engine={command_line!r}: no such program; "
             "give one that speaks the protocol of docs/engine-protocol.md"
         )
-    if shader_folder is not None and not shader_folder.is_dir():
-        raise UsageError(f"--colibri-shaders={shader_folder}: no such folder; give one with *.spv files")
+    shaders = shaders_in(shader_folder) if shader_folder is not None else ()
+    if shader_folder is not None and {shader.piece for shader in shaders}.isdisjoint(PIECES):
+        raise UsageError(
+            f"--colibri-shaders={shader_folder}: no shader of a known piece; give a folder with files named "
+            f"{' or '.join(f'{piece}*.spv' for piece in PIECES)}"
+        )
     files = [word for word in words[1:] if Path(word).is_file()]
     arguments = (str(Path(word).resolve()) if word in files else word for word in words[1:])
     return ProgramSubject(
         name=Path(files[0] if files else program).name,
         command=(str(Path(program).absolute()), *arguments),
-        shaders=shaders_in(shader_folder) if shader_folder else (),
+        shaders=shaders,
     )
 
 

@@ -15,6 +15,9 @@ from typing import Protocol
 from pytest_colibri.planner.plan import Plan
 from pytest_colibri.profiles.model import Backend
 
+# The parts of an expert's computation that shaders can tell apart; their file names begin with these.
+PIECES = ("gate_up", "down")
+
 
 @dataclass(frozen=True)
 class EngineRequest:

@@ -6,6 +6,7 @@ part of the engine and leaves the rest as it is, so that the suite meets a progr
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -185,6 +186,130 @@ def crashes_in_decode() -> None:
 @fault
 def says_nothing() -> None:
     rewrite_events(lambda *_: None)
+
+
+@fault
+def computes_one_expert_of_each_batch() -> None:
+    """A partial fallback: each batch reaches the device, with one of its experts."""
+    keep_a_copy_at_fill()
+
+    def run(self: VulkanExperts, batch: Sequence[ExpertRows], rows: Any) -> list[Any]:
+        return [*honest_run(self, batch[:1], rows), *compute_on_cpu(self, batch[1:], rows)]
+
+    VulkanExperts.run_experts = run  # type: ignore[method-assign]
+
+
+@fault
+def holds_one_expert_of_those_planned() -> None:
+    VulkanExperts.fill = (
+        lambda self, ranked, budget_bytes, read: honest_fill(  # type: ignore[method-assign]
+            self, ranked[:1], budget_bytes, read
+        )
+    )
+
+
+@fault
+def claims_residents_of_no_bytes() -> None:
+    """The tier is empty on the device, and the bytes that it is said to hold are none."""
+    keep_a_copy_at_fill()
+    VulkanExperts.run_experts = compute_on_cpu  # type: ignore[method-assign]
+    honest = VulkanExperts.fill
+
+    def fill(self: VulkanExperts, ranked: Any, _: int, read: Any) -> Residency:
+        honest(self, ranked, 0, read)
+        return Residency(tuple(key for key, _ in ranked), 0)
+
+    VulkanExperts.fill = fill  # type: ignore[method-assign]
+
+
+@fault
+def names_no_pieces_and_does_one() -> None:
+    dispatches_another_shader()
+    rewrite_events(lambda event, fields: (event, {**fields, "pieces": []}))
+
+
+@fault
+def writes_counters_that_cannot_be_read() -> None:
+    rewrite_events(
+        lambda event, fields: (event, {**fields, "submits": "many"} if event == "telemetry" else fields)
+    )
+
+
+@fault
+def takes_its_device_back() -> None:
+    def emit(self: Events, event: str, **fields: object) -> None:
+        honest_emit(self, event, **fields)
+        if event == "claim" and fields["claim"] == "device":
+            honest_emit(self, "retract", claim="device", reason="lost")
+
+    Events.emit = emit  # type: ignore[method-assign]
+
+
+@fault
+def announces_its_end_first() -> None:
+    def emit(self: Events, event: str, **fields: object) -> None:
+        if event != "end":
+            honest_emit(self, event, **fields)
+        if event == "start":
+            honest_emit(self, "end")
+
+    Events.emit = emit  # type: ignore[method-assign]
+
+
+@fault
+def writes_phases_past_the_witness() -> None:
+    """Honest work, but its phase lines come out with other spacing."""
+
+    def emit(self: Events, event: str, **fields: object) -> None:
+        if event == "phase":
+            os.write(1, json.dumps({"event": event, **fields}).encode() + b"\n")
+        else:
+            honest_emit(self, event, **fields)
+
+    Events.emit = emit  # type: ignore[method-assign]
+
+
+@fault
+def moves_phases_through_another_file() -> None:
+    """All work is done at the fill; phase lines that nobody reads make it look like decode."""
+    keep_a_copy_at_fill()
+    VulkanExperts.run_experts = compute_on_cpu  # type: ignore[method-assign]
+    with_copy = VulkanExperts.fill
+
+    def fill(self: VulkanExperts, ranked: Any, budget_bytes: int, read: Any) -> Residency:
+        residency = with_copy(self, ranked, budget_bytes, read)
+        hidden = Events(os.open(os.devnull, os.O_WRONLY))
+        for phase in ("prefill", "decode"):
+            honest_emit(hidden, "phase", phase=phase, state="begin")
+            for key in residency.experts * 12:
+                rows = np.ones((1, self.kept[key].gate.layout.inputs), np.float32)  # type: ignore[attr-defined]
+                honest_run(self, [ExpertRows(key, np.zeros(1, np.int64), rows[:, 0])], rows)
+            honest_emit(hidden, "phase", phase=phase, state="end")
+        return residency
+
+    VulkanExperts.fill = fill  # type: ignore[method-assign]
+    without_event("telemetry")
+
+
+@fault
+def writes_into_the_model_folder() -> None:
+    honest_answer = session.Session.answer
+
+    def answer(self: session.Session, model: Any) -> None:
+        (self._request.model / ".coli_usage").write_text("3 0 1\n")
+        honest_answer(self, model)
+
+    session.Session.answer = answer  # type: ignore[method-assign]
+
+
+@fault
+def allocates_beyond_the_device_budget() -> None:
+    honest_create = compute.create_buffer
+
+    def create(owner: Any, nbytes: int, wanted: Any) -> Any:
+        return honest_create(owner, nbytes + 64 * 2**20, wanted)
+
+    compute.create_buffer = create
 
 
 @fault

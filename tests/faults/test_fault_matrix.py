@@ -20,9 +20,27 @@ BROKEN_TIER = {"expert tier, prefill": "broken", "expert tier, decode": "broken"
 HELD_TIER = {"expert tier, prefill": "held", "expert tier, decode": "held"}
 NO_RUN = {"run completes": "broken"}
 
+ALL_HELD = (
+    *HELD_TIER,
+    "device",
+    "planned experts",
+    "resident experts",
+    "own counters, prefill",
+    "own counters, decode",
+    "generated tokens",
+    "scored positions",
+    "reference on the CPU",
+    "protocol",
+    "model folder",
+    "peak memory",
+    "available memory",
+    "device memory",
+    "budgets fit the machine",
+)
+
 # For each fault: the exit status, and the verdicts that the fault is about.
 MATRIX: dict[str, tuple[int, dict[str, str]]] = {
-    "is_clean": (0, {**HELD_TIER, "device": "held", "resident experts": "held", "generated tokens": "held"}),
+    "is_clean": (0, dict.fromkeys(ALL_HELD, "held")),
     "announces_and_computes_on_cpu": (1, {**BROKEN_TIER, "generated tokens": "held"}),
     "announces_before_reading_a_weight": (1, {**BROKEN_TIER, "generated tokens": "held"}),
     "dispatches_once_then_falls_back": (
@@ -45,6 +63,30 @@ MATRIX: dict[str, tuple[int, dict[str, str]]] = {
             "reference on the CPU": "held",
         },
     ),
+    "computes_one_expert_of_each_batch": (
+        1,
+        {**BROKEN_TIER, "own counters, decode": "held", "generated tokens": "held"},
+    ),
+    "holds_one_expert_of_those_planned": (1, {"planned experts": "broken", "generated tokens": "held"}),
+    "claims_residents_of_no_bytes": (1, {**BROKEN_TIER, "resident experts": "broken"}),
+    "names_no_pieces_and_does_one": (1, BROKEN_TIER),
+    "writes_counters_that_cannot_be_read": (
+        1,
+        {"protocol": "broken", "own counters, decode": "not_claimed"},
+    ),
+    "takes_its_device_back": (6, {"device": "not_claimed", "own counters": "not_claimed"}),
+    "announces_its_end_first": (1, NO_RUN),
+    "writes_phases_past_the_witness": (
+        6,
+        {
+            "expert tier, decode": "unwitnessed",
+            "own counters, decode": "unwitnessed",
+            "generated tokens": "held",
+        },
+    ),
+    "moves_phases_through_another_file": (1, {"expert tier, decode": "broken"}),
+    "writes_into_the_model_folder": (1, {"model folder": "broken", "generated tokens": "held"}),
+    "allocates_beyond_the_device_budget": (1, {**HELD_TIER, "device memory": "broken"}),
     "gives_no_counters": (0, {**HELD_TIER, "own counters, decode": "not_claimed"}),
     "takes_more_memory_than_planned": (1, {"peak memory": "broken", "available memory": "held"}),
     "crashes_in_decode": (1, NO_RUN),

@@ -10,13 +10,14 @@ from typing import Literal
 import pytest
 
 from pytest_colibri.claims.engine import Statement
+from pytest_colibri.claims.model import Place
 from pytest_colibri.container.scan import read_geometry
 from pytest_colibri.container.tiny import write_tiny_model
 from pytest_colibri.errors import UsageError
 from pytest_colibri.host.model import Host, Memory, Processor
-from pytest_colibri.judge.ending import judge_ending
+from pytest_colibri.judge.ending import judge_ending, judge_model_folder, judge_protocol
 from pytest_colibri.judge.memory import judge_floor, judge_peak, judge_plan, planned_peak_bytes
-from pytest_colibri.judge.model import State
+from pytest_colibri.judge.model import State, Verdict
 from pytest_colibri.judge.status import Status, conclude
 from pytest_colibri.judge.tokens import judge_generated, judge_scored, read_token_reference
 from pytest_colibri.planner.plan import Plan, PlanRequest
@@ -25,7 +26,7 @@ from pytest_colibri.profiles.model import Backend
 from pytest_colibri.units import Figure
 from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample, Output
 
-QUIET = Statement("engine", (), (), (1, 2, 3), None, None, None, True, ())
+QUIET = Statement("engine", (), (), (1, 2, 3), None, None, None, (), True, (), ())
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_token_reference(tmp_path: Path) -> None:
         ("itself", -11, None, False, "broken"),
         ("itself", 2, "no such device", False, "not_claimed"),
         ("itself", 0, "no such device", False, "not_claimed"),
-        ("timeout", -9, None, False, "broken"),
+        ("timeout", -9, None, False, "unwitnessed"),
         ("floor", -9, None, False, "unwitnessed"),
     ],
 )
@@ -110,6 +111,23 @@ def test_ending(
     output = Output(status, ended, (), ("boom",), 1000)
     verdict = judge_ending(replace(QUIET, refused=refused, complete=complete), output)
     assert verdict.state == state
+
+
+def test_output_that_was_not_kept_whole_decides_nothing() -> None:
+    output = Output(0, "itself", (), (), 1000, truncated=True)
+    assert judge_ending(QUIET, output).state == "unwitnessed"
+
+
+def test_wrong_events_are_broken() -> None:
+    assert judge_protocol(QUIET).state == "held"
+    verdict = judge_protocol(replace(QUIET, malformed=(Place("stdout", 7),)))
+    assert verdict.state == "broken"
+    assert "stdout:7" in verdict.reason
+
+
+def test_model_folder() -> None:
+    assert judge_model_folder(()).state == "held"
+    assert judge_model_folder((".coli_usage",)).state == "broken"
 
 
 def memory(*samples: MemorySample, floor: int = 100, stopped: bool = False) -> MemoryEvidence:
@@ -141,9 +159,16 @@ def test_only_a_proportional_figure_of_the_same_time_excuses_a_high_resident_set
         ((None,), False, "unwitnessed"),
     ],
 )
-def test_floor(available: tuple[int | None, ...], stopped: bool, state: str) -> None:
+def test_floor(cpu_plan: Plan, available: tuple[int | None, ...], stopped: bool, state: str) -> None:
     samples = (MemorySample(at, figure, 1) for at, figure in enumerate(available))
-    assert judge_floor(memory(*samples, stopped=stopped)).state == state
+    assert judge_floor(cpu_plan, memory(*samples, stopped=stopped)).state == state
+
+
+def test_fall_that_no_process_shows_is_nobodys(cpu_plan: Plan) -> None:
+    planned = planned_peak_bytes(cpu_plan)
+    high, low = MemorySample(0, 4 * planned, 1), MemorySample(1, 2 * planned, planned // 2)
+    assert judge_floor(cpu_plan, memory(high, low)).state == "unwitnessed"
+    assert judge_floor(cpu_plan, memory(high, replace(low, tree_bytes=3 * planned))).state == "held"
 
 
 def test_plan_beyond_the_machine_is_broken(cpu_plan: Plan) -> None:
@@ -153,24 +178,33 @@ def test_plan_beyond_the_machine_is_broken(cpu_plan: Plan) -> None:
     assert "13" in greedy.reason
 
 
+def verdicts(*pairs: tuple[str, State]) -> list[Verdict]:
+    return [Verdict(state, claim, "", "", "", "") for claim, state in pairs]
+
+
+TIER, RUN, ANY = "expert tier", "run completes", "generated tokens"
+
+
 @pytest.mark.parametrize(
-    ("states", "tier", "backend", "plans_only", "status"),
+    ("pairs", "backend", "plans_only", "status"),
     [
-        (["held", "held"], ["held"], "vulkan", False, Status.HELD),
-        (["held"], [], "cpu", False, Status.HELD),
-        (["held"], [], "vulkan", False, Status.NOTHING_SHOWN),
-        (["held", "not_claimed"], ["not_claimed"], "vulkan", False, Status.NOTHING_SHOWN),
-        (["held", "not_claimed"], ["held", "not_claimed"], "vulkan", False, Status.HELD),
-        (["held", "unwitnessed"], ["held"], "vulkan", False, Status.NOTHING_SHOWN),
-        (["held", "unwitnessed", "broken"], ["held"], "vulkan", False, Status.BROKEN),
-        (["not_claimed"], [], "cpu", False, Status.NOTHING_SHOWN),
-        ([], [], "cpu", False, Status.NOTHING_SHOWN),
-        (["held"], [], "cuda", True, Status.HELD),
-        ([], [], "cuda", True, Status.NOTHING_SHOWN),
-        (["broken"], [], "cuda", True, Status.BROKEN),
+        ([(ANY, "held"), (TIER, "held")], "vulkan", False, Status.HELD),
+        ([(ANY, "held")], "cpu", False, Status.HELD),
+        ([(ANY, "held")], "vulkan", False, Status.NOTHING_SHOWN),
+        ([(ANY, "held"), (TIER, "not_claimed")], "vulkan", False, Status.NOTHING_SHOWN),
+        ([(TIER, "held"), (TIER, "not_claimed")], "vulkan", False, Status.NOTHING_SHOWN),
+        ([(TIER, "held"), (RUN, "not_claimed")], "vulkan", False, Status.NOTHING_SHOWN),
+        ([(TIER, "held"), ("own counters", "not_claimed")], "vulkan", False, Status.HELD),
+        ([(TIER, "held"), (ANY, "unwitnessed")], "vulkan", False, Status.NOTHING_SHOWN),
+        ([(TIER, "held"), (ANY, "unwitnessed"), (ANY, "broken")], "vulkan", False, Status.BROKEN),
+        ([(ANY, "not_claimed")], "cpu", False, Status.NOTHING_SHOWN),
+        ([], "cpu", False, Status.NOTHING_SHOWN),
+        ([(ANY, "held")], "cuda", True, Status.HELD),
+        ([], "cuda", True, Status.NOTHING_SHOWN),
+        ([(ANY, "broken")], "cuda", True, Status.BROKEN),
     ],
 )
 def test_exit_status(
-    states: list[State], tier: list[State], backend: Backend, plans_only: bool, status: Status
+    pairs: list[tuple[str, State]], backend: Backend, plans_only: bool, status: Status
 ) -> None:
-    assert conclude(states, backend, tier, plans_only=plans_only)[0] is status
+    assert conclude(verdicts(*pairs), backend, plans_only=plans_only)[0] is status

@@ -21,7 +21,9 @@ BROKEN = Verdict(
 
 
 def test_alike_is_one_row_and_what_broke_has_its_own() -> None:
-    table = verdict_table([HELD, HELD, BROKEN, BROKEN], width=100, color=False, every_case=False)
+    table = verdict_table(
+        [HELD, HELD, BROKEN, BROKEN], width=100, color=False, ascii_only=False, every_case=False
+    )
     assert table.count("held") == 1
     assert "(2 cases)" in table
     assert table.count("broken") == 2
@@ -29,18 +31,25 @@ def test_alike_is_one_row_and_what_broke_has_its_own() -> None:
 
 
 def test_every_case_on_request() -> None:
-    assert verdict_table([HELD, HELD], width=100, color=False, every_case=True).count("held") == 2
+    assert (
+        verdict_table([HELD, HELD], width=100, color=False, ascii_only=False, every_case=True).count("held")
+        == 2
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_table_keeps_to_the_width(width: int) -> None:
-    table = verdict_table([HELD, BROKEN], width=width, color=False, every_case=False)
+    table = verdict_table([HELD, BROKEN], width=width, color=False, ascii_only=False, every_case=False)
     assert max(map(len, table.splitlines())) <= width
+
+
+def test_plain_characters_where_the_terminal_has_no_others() -> None:
+    assert verdict_table([HELD], width=80, color=False, ascii_only=True, every_case=False).isascii()
 
 
 def test_markup_in_what_an_engine_says_is_text() -> None:
     evil = Verdict("held", "[red]x[/red]", "p", "[link=file:///]y[/link]", "", "")
-    table = verdict_table([evil], width=120, color=False, every_case=True)
+    table = verdict_table([evil], width=120, color=False, ascii_only=False, every_case=True)
     assert "[red]x[/red]" in table
 
 
@@ -52,13 +61,15 @@ def test_private_words_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "kitchen-pc")
     monkeypatch.setenv("LOGNAME", "alexandra")
     monkeypatch.setattr(Path, "home", lambda: Path("/home/alexandra"))
-    redact = redactor()
+    redact = redactor(["0" * 31 + "a", None])
     assert redact({"path": "/home/alexandra/models/a", "note": "on kitchen-pc by alexandra"}) == {
         "path": "~/models/a",
         "note": "on (host) by (user)",
     }
     assert redact(["GPU-12345678-1234-1234-1234-123456789abc"]) == ["(uuid)"]
     assert redact({"uuid": "ab" * 16, "serial": None}) == {"uuid": "(withheld)", "serial": None}
+    assert redact(f"x:{'0' * 31}A") == "x:(uuid)"
+    assert redact("/tmp/pytest-of-alexandra/0") == "/tmp/pytest-of-(user)/0"
     assert redact({"count": 7, "alexandra_count": 1}) == {"count": 7, "alexandra_count": 1}
 
 
