@@ -20,7 +20,7 @@ class Status(IntEnum):
 
 
 # What must be held in every case that was asked for; not to claim it is no pass.
-ASKED_FOR = ("expert tier", "run completes")
+ASKED_FOR = ("device", "expert tier", "run completes")
 
 
 def conclude(verdicts: Collection[Verdict], backend: Backend, *, plans_only: bool) -> tuple[Status, str]:

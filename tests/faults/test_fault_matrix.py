@@ -52,7 +52,10 @@ MATRIX: dict[str, tuple[int, dict[str, str]]] = {
     "dispatches_no_workgroups": (1, {**BROKEN_TIER, "own counters, decode": "broken"}),
     "dispatches_another_shader": (1, BROKEN_TIER),
     "counts_double": (1, {**HELD_TIER, "own counters, prefill": "broken", "own counters, decode": "broken"}),
-    "names_another_device": (1, {"device": "broken", **BROKEN_TIER, "resident experts": "broken"}),
+    "names_another_device": (
+        1,
+        {"device": "broken", "expert tier": "broken", "resident experts": "broken"},
+    ),
     "claims_more_bytes_than_it_holds": (1, {**HELD_TIER, "resident experts": "broken"}),
     "computes_wrong_on_the_device": (
         1,

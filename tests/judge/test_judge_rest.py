@@ -194,6 +194,7 @@ TIER, RUN, ANY = "expert tier", "run completes", "generated tokens"
         ([(ANY, "held"), (TIER, "not_claimed")], "vulkan", False, Status.NOTHING_SHOWN),
         ([(TIER, "held"), (TIER, "not_claimed")], "vulkan", False, Status.NOTHING_SHOWN),
         ([(TIER, "held"), (RUN, "not_claimed")], "vulkan", False, Status.NOTHING_SHOWN),
+        ([(TIER, "held"), ("device", "not_claimed")], "vulkan", False, Status.NOTHING_SHOWN),
         ([(TIER, "held"), ("own counters", "not_claimed")], "vulkan", False, Status.HELD),
         ([(TIER, "held"), (ANY, "unwitnessed")], "vulkan", False, Status.NOTHING_SHOWN),
         ([(TIER, "held"), (ANY, "unwitnessed"), (ANY, "broken")], "vulkan", False, Status.BROKEN),
