@@ -81,9 +81,12 @@ function compile(source) {
     throw new Error('the state of the counters has outgrown its memory');
 }
 
+function libc(name, result, args) {
+  return new NativeFunction(Module.getGlobalExportByName(name), result, args);
+}
+
 function mapShared(path, size) {
   const O_RDWR = 2, PROT_READ_WRITE = 3, MAP_SHARED = 1;
-  const libc = (name, result, args) => new NativeFunction(Module.getGlobalExportByName(name), result, args);
   const file = libc('open', 'int', ['pointer', 'int'])(Memory.allocUtf8String(path), O_RDWR);
   if (file < 0)
     throw new Error('the process cannot open ' + path);
@@ -120,17 +123,32 @@ function addMarker(text) {
   new NativeFunction(native.add_marker, 'void', ['pointer', 'size_t'])(bytes, text.length);
 }
 
+// What fstat tells of the file to which markers go: the standard output of the program. Its children are given it,
+// for they may have another one.
+function statusOfOutput(known) {
+  const STANDARD_OUTPUT = 1;
+  const status = Memory.alloc(512);
+  if (known !== null)
+    status.writeByteArray(known);
+  else if (libc('fstat', 'int', ['int', 'pointer'])(STANDARD_OUTPUT, status) !== 0)
+    throw new Error('the process has no standard output');
+  return status;
+}
+
 rpc.exports = {
-  observe(source, path, size, markers) {
+  observe(source, path, size, markers, knownOutput) {
     compile(source);
     if (new NativeFunction(native.counters_size, 'size_t', [])() != size)
       throw new Error('counters.c and counters.py describe different layouts');
-    new NativeFunction(native.start_counting, 'void', ['pointer'])(mapShared(path, size));
+    const output = statusOfOutput(knownOutput);
+    new NativeFunction(native.start_counting, 'void', ['pointer', 'pointer', 'pointer'])(
+      mapShared(path, size), Module.getGlobalExportByName('fstat'), output);
     markers.forEach(addMarker);
     keepTracerConnected();
     Interceptor.attach(Module.getGlobalExportByName('write'), { onEnter: native.on_write });
     Interceptor.attach(Module.getGlobalExportByName('writev'), { onEnter: native.on_writev });
     Interceptor.flush();
     Process.attachModuleObserver({ onAdded: hookVulkan });
+    return Array.from(new Uint8Array(output.readByteArray(16)));
   },
 };

@@ -15,6 +15,7 @@
 #define MAX_DEVICES 16
 #define MAX_SHADERS 1024
 #define MAX_WINDOWS 4096
+#define MAX_MARKERS 65536
 #define MAX_COUNTS 65536
 #define MAX_MEMORY_TYPES 32
 #define MAX_MARKER_BYTES 248
@@ -39,10 +40,8 @@ typedef struct {
   guint64 allocated[MAX_MEMORY_TYPES], live[MAX_MEMORY_TYPES], peak[MAX_MEMORY_TYPES];
 } Device;
 
-typedef struct {
-  guint32 length, padding;
-  gchar text[MAX_MARKER_BYTES];
-} Window;
+/* All that was counted after a marker with this text; the first one is for what precedes every marker. */
+typedef struct { gchar text[MAX_MARKER_BYTES]; } Window;
 
 typedef struct {
   guint32 device, window, shader, padding;
@@ -50,23 +49,29 @@ typedef struct {
 } Count;
 
 typedef struct {
-  guint32 size, lost, devices, shaders, windows, counts;
+  guint32 size, lost, devices, shaders, windows, markers, counts, padding;
   Device device[MAX_DEVICES];
   guint8 shader[MAX_SHADERS][DIGEST_BYTES];
   Window window[MAX_WINDOWS];
+  guint32 marker[MAX_MARKERS];
   Count count[MAX_COUNTS];
 } Counters;
 
 typedef gpointer Handle;
 
+/* Any `struct stat` holds the device and the number of the file in its first bytes. */
+typedef struct { guint64 device_and_number[2], rest[62]; } FileStatus;
+
 typedef struct {
   GMutex lock;
   Counters *counters;
+  int (*fstat) (int descriptor, FileStatus * status);
+  FileStatus output;
   void (*get_properties2) (Handle physical_device, gpointer properties);
   guint32 window;
   GArray *prefixes;
   GHashTable *place_of_physical, *devices, *queues, *command_buffers;
-  GHashTable *shader_of_module, *shader_of_pipeline, *allocations, *counts;
+  GHashTable *shader_of_module, *shader_of_pipeline, *allocations, *counts, *window_of_text;
 } State;
 
 extern State state;
@@ -303,6 +308,24 @@ identify (Handle physical, Identity * identity)
   identity->pci_function = pci.function;
 }
 
+static gboolean
+has_uuid (const Identity * identity)
+{
+  guint8 none[UUID_BYTES];
+
+  memset (none, 0, UUID_BYTES);
+  return !same_bytes (identity->uuid, none, UUID_BYTES);
+}
+
+/* An instance of Vulkan 1.0 need not tell the UUID of a device that another one tells. */
+static gboolean
+same_device (const Identity * a, const Identity * b)
+{
+  if (has_uuid (a) && has_uuid (b))
+    return same_bytes (a->uuid, b->uuid, UUID_BYTES);
+  return a->index == b->index && same_bytes (a->name, b->name, MAX_NAME_BYTES);
+}
+
 static guint32
 slot_of_device (const Identity * identity)
 {
@@ -310,8 +333,15 @@ slot_of_device (const Identity * identity)
   guint32 i;
 
   for (i = 0; i != counters->devices; i++)
-    if (same_bytes (&counters->device[i].identity, identity, sizeof (Identity)))
+  {
+    Identity * known = &counters->device[i].identity;
+    if (same_device (known, identity))
+    {
+      if (!has_uuid (known))
+        *known = *identity;
       return i;
+    }
+  }
   if (counters->devices == MAX_DEVICES)
   {
     counters->lost |= DEVICES_LOST;
@@ -754,54 +784,92 @@ is_marker (const gchar * text, gsize length)
   return FALSE;
 }
 
-static void
-open_window (const gchar * text, gsize length)
+static gboolean
+reaches_output (int descriptor)
+{
+  FileStatus status;
+
+  return state.fstat (descriptor, &status) == 0 &&
+      same_bytes (&status, &state.output, sizeof (status.device_and_number));
+}
+
+static guint32
+slot_of_window (const gchar * text)
 {
   Counters * counters = state.counters;
-  Window * window;
+  guint32 slot = get_number (state.window_of_text, (gpointer) text);
+  gchar * kept;
+
+  if (slot != UNKNOWN)
+    return slot;
+  if (counters->windows == MAX_WINDOWS)
+    return UNKNOWN;
+  slot = counters->windows;
+  kept = counters->window[slot].text;
+  memcpy (kept, text, MAX_MARKER_BYTES);
+  counters->windows++;
+  set_number (state.window_of_text, kept, slot);
+  return slot;
+}
+
+static void
+open_window (const gchar * text)
+{
+  Counters * counters = state.counters;
+  guint32 slot;
 
   g_mutex_lock (&state.lock);
-  if (counters->windows == MAX_WINDOWS)
+  slot = slot_of_window (text);
+  if (slot == UNKNOWN || counters->markers == MAX_MARKERS)
   {
     counters->lost |= WINDOWS_LOST;
     state.window = 0;
   }
   else
   {
-    window = &counters->window[counters->windows];
-    window->length = MIN (length, MAX_MARKER_BYTES);
-    memcpy (window->text, text, window->length);
-    state.window = counters->windows++;
+    counters->marker[counters->markers] = slot;
+    counters->markers++;
+    state.window = slot;
   }
   g_mutex_unlock (&state.lock);
+}
+
+static void
+see_written (int descriptor, const Slice * slice, guint32 slices)
+{
+  gchar text[MAX_MARKER_BYTES];
+  gsize length = 0;
+  guint32 i;
+
+  memset (text, 0, sizeof (text));
+  for (i = 0; i != slices && length != MAX_MARKER_BYTES - 1; i++)
+  {
+    gsize part = MIN (slice[i].length, MAX_MARKER_BYTES - 1 - length);
+    memcpy (text + length, slice[i].bytes, part);
+    length += part;
+  }
+  if (is_marker (text, length) && reaches_output (descriptor))
+    open_window (text);
 }
 
 void
 on_write (GumInvocationContext * ic)
 {
-  const gchar * text = argument (ic, 1);
-  gsize length = GPOINTER_TO_SIZE (argument (ic, 2));
+  Slice whole;
 
-  if (text != NULL && is_marker (text, length))
-    open_window (text, length);
+  whole.bytes = argument (ic, 1);
+  whole.length = GPOINTER_TO_SIZE (argument (ic, 2));
+  if (whole.bytes != NULL)
+    see_written ((int) argument_u32 (ic, 0), &whole, 1);
 }
 
 void
 on_writev (GumInvocationContext * ic)
 {
   const Slice * slice = argument (ic, 1);
-  guint32 slices = argument_u32 (ic, 2), i;
-  gchar text[MAX_MARKER_BYTES];
-  gsize length = 0;
 
-  for (i = 0; slice != NULL && i != slices && length != MAX_MARKER_BYTES; i++)
-  {
-    gsize part = MIN (slice[i].length, MAX_MARKER_BYTES - length);
-    memcpy (text + length, slice[i].bytes, part);
-    length += part;
-  }
-  if (is_marker (text, length))
-    open_window (text, length);
+  if (slice != NULL)
+    see_written ((int) argument_u32 (ic, 0), slice, argument_u32 (ic, 2));
 }
 
 /* Called by agent.js before any hook is in place */
@@ -825,12 +893,14 @@ state_size (void)
 }
 
 void
-start_counting (Counters * counters)
+start_counting (Counters * counters, gpointer fstat, const FileStatus * output)
 {
   g_mutex_init (&state.lock);
   counters->size = sizeof (Counters);
   counters->windows = 1;
   state.counters = counters;
+  state.fstat = fstat;
+  state.output = *output;
   state.window = 0;
   state.prefixes = g_array_new (FALSE, TRUE, sizeof (Prefix));
   state.place_of_physical = new_table (NULL);
@@ -841,6 +911,7 @@ start_counting (Counters * counters)
   state.shader_of_pipeline = new_table (NULL);
   state.allocations = new_table (g_free);
   state.counts = new_table (NULL);
+  state.window_of_text = g_hash_table_new_full (g_str_hash, g_str_equal, NULL, NULL);
 }
 
 void

@@ -10,7 +10,7 @@ import ctypes
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_colibri.host.model import DeviceIdentity
@@ -50,7 +50,7 @@ class _Device(ctypes.Structure):
 
 
 class _Window(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("text", ctypes.c_ubyte * 248))
+    _fields_ = (("text", ctypes.c_char * 248),)
 
 
 class _Count(ctypes.Structure):
@@ -71,10 +71,13 @@ class _Counters(ctypes.Structure):
         ("devices", ctypes.c_uint32),
         ("shaders", ctypes.c_uint32),
         ("windows", ctypes.c_uint32),
+        ("markers", ctypes.c_uint32),
         ("counts", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32),
         ("device", _Device * 16),
         ("shader", (ctypes.c_ubyte * 32) * 1024),
         ("window", _Window * 4096),
+        ("marker", ctypes.c_uint32 * 65536),
         ("count", _Count * 65536),
     )
 
@@ -84,22 +87,22 @@ SIZE_BYTES = ctypes.sizeof(_Counters)
 
 @dataclass(frozen=True)
 class PhaseMarkers:
-    """How an engine says where it is. ``prefixes`` are the first bytes of a write that marks a phase;
-    ``phase_after`` tells which phase such a marker opens, ``outside`` when it closes one."""
+    """How an engine says on standard output where it is. ``prefixes`` are the first bytes of a write that
+    marks a phase; ``read`` gives the phase of such a marker and ``begin`` or ``end``, None for no phase."""
 
     prefixes: tuple[str, ...]
-    phase_after: Callable[[str], str]
+    read: Callable[[str], tuple[str, str] | None]
 
 
-def _phase_after_event(marker: str) -> str:
+def _read_event(marker: str) -> tuple[str, str] | None:
     try:
         event = json.loads(marker.split("\n", 1)[0])
-        return str(event["phase"]) if event["state"] == "begin" else OUTSIDE
+        return str(event["phase"]), str(event["state"])
     except (ValueError, KeyError, TypeError):
-        return OUTSIDE
+        return None
 
 
-PROTOCOL_MARKERS = PhaseMarkers(prefixes=('{"event":"phase",',), phase_after=_phase_after_event)
+PROTOCOL_MARKERS = PhaseMarkers(prefixes=('{"event":"phase",',), read=_read_event)
 
 
 @dataclass
@@ -132,40 +135,99 @@ class _DeviceTotals:
 
 
 def read_evidence(
-    files: Iterable[Path], markers: PhaseMarkers, witness: str, notes: Iterable[str] = ()
+    files: Iterable[Path], markers: PhaseMarkers, witness: str, losses: Iterable[str] = ()
 ) -> DispatchEvidence:
-    """Add up what the process images of one run left in ``files``, each of SIZE_BYTES."""
+    """Add up what the process images of one run left in ``files``, each of SIZE_BYTES.
+
+    ``losses`` say what else is known to be missing from the counts.
+    """
+    images = [_Counters.from_buffer_copy(file.read_bytes()) for file in files]
+    lost = [*losses, *(text for image in images for bit, text in _LOST.items() if image.lost & bit)]
+    one_of = one_identity_per_device(_identity(device) for image in images for device in _devices(image))
     totals: dict[DeviceIdentity, _DeviceTotals] = {}
     allocating: Counter[DeviceIdentity] = Counter()
-    all_notes = dict.fromkeys(notes)
-    for file in files:
-        counters = _Counters.from_buffer_copy(file.read_bytes())
-        all_notes.update(dict.fromkeys(text for bit, text in _LOST.items() if counters.lost & bit))
-        devices = [_identity(counters.device[slot]) for slot in range(counters.devices)]
-        for slot, identity in enumerate(devices):
-            device = counters.device[slot]
+    for image in images:
+        identities = [one_of[_identity(device)] for device in _devices(image)]
+        for identity, device in zip(identities, _devices(image), strict=True):
             total = totals.setdefault(identity, _DeviceTotals(_device_type(device)))
             allocating[identity] += _add_memory(total, device)
-        for phase, slot, shader, count in _counts(counters, markers):
-            _add_count(totals[devices[slot]], phase, shader, count)
-    for identity, images in allocating.items():
-        if images > 1:
-            all_notes[f"{images} processes allocated on {identity.name}; its peak is that of the largest"] = (
-                None
-            )
-    evidence = tuple(total.evidence(device) for device, total in totals.items())
-    return DispatchEvidence(witness=witness, devices=evidence, notes=tuple(all_notes))
+        for phase, slot, shader, count in _counts(image, markers):
+            _add_count(totals[identities[slot]], phase, shader, count)
+    partial_peaks = [
+        f"{shares} processes or instances allocated on {identity.name}; its peak is that of the largest"
+        for identity, shares in allocating.items()
+        if shares > 1
+    ]
+    return DispatchEvidence(
+        witness=witness,
+        devices=tuple(total.evidence(device) for device, total in totals.items()),
+        notes=tuple(dict.fromkeys([*lost, *partial_peaks])),
+        phases_seen=_phases_seen(images, markers),
+        complete=not lost,
+    )
+
+
+def one_identity_per_device(seen: Iterable[DeviceIdentity]) -> dict[DeviceIdentity, DeviceIdentity]:
+    """Map each identity under which a device was seen to the fullest one, the same for all of one device.
+
+    A process may see one device twice, once with less: instances of an old API version tell no UUID, and
+    only an enumeration tells the index. One that fits several devices stays apart.
+    """
+    fullest: list[DeviceIdentity] = []
+    place_of: dict[DeviceIdentity, int] = {}
+    for identity in sorted(dict.fromkeys(seen), key=lambda one: one.uuid is None):
+        fitting = [place for place, known in enumerate(fullest) if _may_be_one_device(identity, known)]
+        if len(fitting) == 1:
+            (place,) = fitting
+            fullest[place] = _fuller(fullest[place], identity)
+        else:
+            place = len(fullest)
+            fullest.append(identity)
+        place_of[identity] = place
+    return {identity: fullest[place] for identity, place in place_of.items()}
+
+
+def _may_be_one_device(one: DeviceIdentity, other: DeviceIdentity) -> bool:
+    if one.same_device(other):
+        return True
+    comparable = None not in (one.uuid, other.uuid) or None not in (one.pci, other.pci)
+    return not comparable and one.name == other.name and -1 in (one.index, other.index)
+
+
+def _fuller(one: DeviceIdentity, other: DeviceIdentity) -> DeviceIdentity:
+    return replace(
+        one,
+        index=other.index if one.index == -1 else one.index,
+        uuid=one.uuid or other.uuid,
+        pci=one.pci or other.pci,
+    )
+
+
+def _devices(counters: _Counters) -> list[_Device]:
+    return list(counters.device[: counters.devices])
+
+
+def _phases_seen(images: list[_Counters], markers: PhaseMarkers) -> tuple[tuple[str, str], ...]:
+    """Give the markers in their order, only of process images that counted work if there is one: what others
+    write puts no count into a phase."""
+    counting = [image for image in images if image.counts] or images
+    return tuple(
+        marker
+        for image in counting
+        for window in image.marker[: image.markers]
+        if (marker := _marker(image.window[window], markers)) is not None
+    )
+
+
+def _marker(window: _Window, markers: PhaseMarkers) -> tuple[str, str] | None:
+    return markers.read(window.text.decode(errors="replace"))
 
 
 def _counts(counters: _Counters, markers: PhaseMarkers) -> Iterator[tuple[str, int, str | None, _Count]]:
     """Give phase, device slot, shader (None for submits) and figures of every count of one process image."""
-    phases = [OUTSIDE]
-    for slot in range(1, counters.windows):
-        window = counters.window[slot]
-        text = bytes(window.text[: window.length]).decode(errors="replace")
-        phases.append(markers.phase_after(text))
-    for slot in range(counters.counts):
-        count = counters.count[slot]
+    opened = [None, *(_marker(window, markers) for window in counters.window[1 : counters.windows])]
+    phases = [marker[0] if marker is not None and marker[1] == "begin" else OUTSIDE for marker in opened]
+    for count in counters.count[: counters.counts]:
         yield phases[count.window], count.device, _shader(counters, count.shader), count
 
 

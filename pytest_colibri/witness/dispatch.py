@@ -76,7 +76,8 @@ class Trace:
         self._folder = folder
         self._markers = markers
         self._images: list[Path] = []
-        self._notes: list[str] = []
+        self._losses: list[str] = []
+        self._output: list[int] | None = None
         self._evidence: DispatchEvidence | None = None
         self._sessions: list[frida.Session] = []
         self._children: queue.SimpleQueue[frida.Child | None] = queue.SimpleQueue()
@@ -102,10 +103,12 @@ class Trace:
         """Stop following and read the counters."""
         self._children.put(None)
         self._thread.join(ATTACH_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._losses.append(f"the tracer was still busy {ATTACH_TIMEOUT_S:.0f} s after the run")
         if not self._images:
             self._fail("the tracer was not told when the process became the program")
         if self.failure is None:
-            self._evidence = read_evidence(self._images, self._markers, WITNESS, self._notes)
+            self._evidence = read_evidence(self._images, self._markers, WITNESS, self._losses)
 
     def _follow(self) -> None:
         try:
@@ -172,7 +175,8 @@ class Trace:
         with image.open("wb") as file:
             file.truncate(SIZE_BYTES)
         agent: Any = script.exports_sync
-        agent.observe(_source("counters.c"), str(image), SIZE_BYTES, list(self._markers.prefixes))
+        prefixes = list(self._markers.prefixes)
+        self._output = agent.observe(_source("counters.c"), str(image), SIZE_BYTES, prefixes, self._output)
         self._images.append(image)
 
     def _fail(self, reason: str) -> None:
@@ -182,7 +186,7 @@ class Trace:
         if child.pid == self._pid:
             self._fail(f"the tracer cannot enter the process: {error}")
         else:
-            self._notes.append(f"a child process ({child.path or child.origin}) was not followed: {error}")
+            self._losses.append(f"a child process ({child.path or child.origin}) was not followed: {error}")
 
 
 @cache

@@ -10,14 +10,16 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Shader
 from watching import executed_by_phase, launch, only_device, python
 
+from pytest_colibri.host.model import DeviceIdentity
 from pytest_colibri.witness import counters, dispatch
-from pytest_colibri.witness.counters import PROTOCOL_MARKERS, PhaseMarkers
+from pytest_colibri.witness.counters import PROTOCOL_MARKERS, PhaseMarkers, one_identity_per_device
 from pytest_colibri.witness.dispatch import DispatchTracer
 from pytest_colibri.witness.evidence import WatchedRun
 from pytest_colibri.witness.memory import MemoryGuard
@@ -42,6 +44,14 @@ def test_counts_belong_to_the_phase_of_their_submit(
         ("decode", 2, 8),
         ("outside", 1, 1),
     ]
+    assert run.dispatch is not None
+    assert run.dispatch.complete
+    assert run.dispatch.phases_seen == (
+        ("prefill", "begin"),
+        ("prefill", "end"),
+        ("decode", "begin"),
+        ("decode", "end"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,17 +138,111 @@ def test_a_recording_of_all_calls_gives_the_same_counts(run_scenario: RunScenari
     assert calls["vkQueueSubmit"] == sum(phase.submits for phase in phases) == 5
 
 
+@pytest.mark.parametrize(
+    ("scenario", "by_phase", "seen"),
+    [
+        ("markers_to_other_files", {"outside": (6, 6)}, ()),
+        ("markers_of_a_child_with_another_output", {"outside": (8, 8)}, ()),
+        ("markers_that_no_one_sees", {"outside": (4, 4)}, ()),
+        ("markers_of_the_parent", {"outside": (2, 6)}, ()),
+        ("markers_through_another_descriptor", {"decode": (2, 2)}, (("decode", "begin"), ("decode", "end"))),
+        ("the_same_marker_often", {"decode": (2, 6)}, (("decode", "begin"),) * 5000),
+    ],
+)
+def test_only_markers_that_reach_standard_output_open_a_phase(
+    run_scenario: RunScenario,
+    shaders: tuple[Shader, Shader],
+    scenario: str,
+    by_phase: dict[str, tuple[int, int]],
+    seen: tuple[tuple[str, str], ...],
+) -> None:
+    run = run_scenario(scenario)
+    assert run.output.status == 0, run.output.stderr
+    first = shaders[0].sha256
+    counted = {phase: counts[first] for phase, counts in executed_by_phase(run).items()}
+    assert counted == by_phase
+    assert run.dispatch is not None
+    assert run.dispatch.phases_seen == seen
+
+
 def test_more_phases_than_there_is_room_for_are_said_to_be_lost(run_scenario: RunScenario) -> None:
     run = run_scenario("too_many_phases")
     assert run.dispatch is not None
+    assert not run.dispatch.complete
     assert any("more phase markers" in note for note in run.dispatch.notes)
     (phase,) = run.dispatch.devices[0].phases
     assert (phase.phase, [s.executed for s in phase.shaders]) == ("outside", [6])
 
 
+def test_a_child_that_is_not_followed_leaves_the_counts_incomplete(
+    run_scenario: RunScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = dispatch.Trace._load_agent
+
+    def load_once(trace: dispatch.Trace, session: object) -> None:
+        if trace._images:
+            raise RuntimeError("refused")
+        load(trace, session)
+
+    monkeypatch.setattr(dispatch.Trace, "_load_agent", load_once)
+    run = run_scenario("child_process")
+    assert run.dispatch is not None
+    assert not run.dispatch.complete
+    assert [note for note in run.dispatch.notes if note.endswith("was not followed: refused")]
+    (phase,) = run.dispatch.devices[0].phases
+    assert [s.executed for s in phase.shaders] == [6]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "executed"),
+    [("two_api_versions", 4), ("two_processes_of_two_api_versions", 8), ("a_group_of_devices", 6)],
+)
+def test_a_device_that_shows_itself_twice_is_one(
+    run_scenario: RunScenario, scenario: str, executed: int
+) -> None:
+    run = run_scenario(scenario)
+    assert run.output.status == 0, run.output.stderr
+    device = only_device(run)
+    assert sum(phase.executed for phase in device.phases) == executed
+    assert (device.device.index, device.device.uuid) == (0, only_device(run_scenario("phases")).device.uuid)
+
+
+def test_instances_of_one_process_share_the_peak_of_their_device(run_scenario: RunScenario) -> None:
+    device = only_device(run_scenario("two_api_versions"))
+    assert device.peak_bytes == {0: 2 * MIB}
+
+
+FIRST, SECOND = (DeviceIdentity("vulkan", index, "card", str(index) * 32) for index in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("seen", "fullest"),
+    [
+        ([replace(FIRST, index=-1), FIRST], [FIRST, FIRST]),
+        ([replace(FIRST, uuid=None), FIRST, SECOND], [FIRST, FIRST, SECOND]),
+        ([replace(FIRST, uuid=None, index=-1), FIRST], [FIRST, FIRST]),
+        ([replace(FIRST, uuid=None, index=-1), FIRST, SECOND], None),
+        ([replace(FIRST, name="other", uuid=None), FIRST], None),
+        ([replace(FIRST, pci="0000:01:00.0"), FIRST], [replace(FIRST, pci="0000:01:00.0")] * 2),
+        ([replace(FIRST, uuid=None, index=-1, pci="a"), replace(FIRST, uuid=None, pci="b")], None),
+    ],
+)
+def test_identities_are_joined_only_where_one_device_fits(
+    seen: list[DeviceIdentity], fullest: list[DeviceIdentity] | None
+) -> None:
+    joined = one_identity_per_device(seen)
+    assert [joined[identity] for identity in seen] == (fullest or seen)
+
+
 def test_allocations_are_summed_by_memory_type_with_their_peak(run_scenario: RunScenario) -> None:
     device = only_device(run_scenario("allocations"))
     assert device.allocated_bytes == {0: 3 * MIB + MIB // 2}
+    assert device.peak_bytes == {0: 3 * MIB}
+
+
+def test_a_destroyed_device_holds_no_memory(run_scenario: RunScenario) -> None:
+    device = only_device(run_scenario("devices_one_after_the_other"))
+    assert device.allocated_bytes == {0: 5 * MIB}
     assert device.peak_bytes == {0: 3 * MIB}
 
 
@@ -185,9 +289,9 @@ def test_other_engines_have_other_markers(shaders: tuple[Shader, Shader]) -> Non
     program = (
         "import sys; from gpu import Gpu; gpu = Gpu(sys.argv[1]);\n"
         "def work():\n    b = gpu.buffer(); gpu.record(b, gpu.pipelines[0], 2); gpu.submit(b); gpu.finish()\n"
-        "work(); print('[go] fast', file=sys.stderr, flush=True); work()"
+        "work(); print('[go] fast', flush=True); work()"
     )
-    markers = PhaseMarkers(prefixes=("[stop]", "[go]"), phase_after=lambda text: text.split()[1])
+    markers = PhaseMarkers(prefixes=("[stop]", "[go]"), read=lambda text: (text.split()[1], "begin"))
     run = watch(python(program, str(shaders[0].path)), tracer=DispatchTracer(markers), guard=MemoryGuard())
     assert executed_by_phase(run) == {
         "outside": {shaders[0].sha256: (2, 2)},
@@ -196,17 +300,20 @@ def test_other_engines_have_other_markers(shaders: tuple[Shader, Shader]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("marker", "phase"),
+    ("marker", "read"),
     [
-        ('{"event":"phase","phase":"decode","state":"begin"}\n', "decode"),
-        ('{"event":"phase","at_us":17,"state":"begin","phase":"fill"}\n{"event":"token"}\n', "fill"),
-        ('{"event":"phase","phase":"decode","state":"end"}\n', "outside"),
-        ('{"event":"phase","phase":"decode"', "outside"),
-        ('{"event":"phase",[]', "outside"),
+        ('{"event":"phase","phase":"decode","state":"begin"}\n', ("decode", "begin")),
+        (
+            '{"event":"phase","at_us":17,"state":"begin","phase":"fill"}\n{"event":"token"}\n',
+            ("fill", "begin"),
+        ),
+        ('{"event":"phase","phase":"decode","state":"end"}\n', ("decode", "end")),
+        ('{"event":"phase","phase":"decode"', None),
+        ('{"event":"phase",[]', None),
     ],
 )
-def test_phase_lines_of_the_engine_protocol(marker: str, phase: str) -> None:
-    assert PROTOCOL_MARKERS.phase_after(marker) == phase
+def test_phase_lines_of_the_engine_protocol(marker: str, read: tuple[str, str] | None) -> None:
+    assert PROTOCOL_MARKERS.read(marker) == read
 
 
 def test_without_frida_the_reach_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

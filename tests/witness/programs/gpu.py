@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import vulkan as vk
 
 
-def phase(name: str, state: str) -> None:
-    event = {"event": "phase", "phase": name, "state": state}
-    sys.stdout.write(json.dumps(event, separators=(",", ":")) + "\n")
-    sys.stdout.flush()
+def phase(name: str, state: str, stream: TextIO = sys.stdout, **more: int) -> None:
+    event = {"event": "phase", "phase": name, "state": state, **more}
+    stream.write(json.dumps(event, separators=(",", ":")) + "\n")
+    stream.flush()
 
 
 class Gpu:
     """The first device with one queue; ``shaders`` are paths of SPIR-V files, a pipeline for each."""
 
-    def __init__(self, *shaders: str, extensions: tuple[str, ...] = ()) -> None:
-        application = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, 1, 0))
+    def __init__(self, *shaders: str, extensions: tuple[str, ...] = (), minor_version: int = 1) -> None:
+        application = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, minor_version, 0))
         self.instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(pApplicationInfo=application), None)
         self.physical = vk.vkEnumeratePhysicalDevices(self.instance)[0]
         queue = vk.VkDeviceQueueCreateInfo(queueFamilyIndex=0, queueCount=1, pQueuePriorities=[1.0])

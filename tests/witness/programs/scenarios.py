@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import vulkan as vk
 from gpu import Gpu, phase
@@ -180,19 +181,18 @@ def two_threads(*shaders: str) -> None:
     gpu.finish()
 
 
+def allocate(gpu: Gpu, size: int) -> object:
+    info = vk.VkMemoryAllocateInfo(allocationSize=size, memoryTypeIndex=0)
+    return vk.vkAllocateMemory(gpu.device, info, None)
+
+
 def allocations(*shaders: str) -> None:
     gpu = Gpu(*shaders)
-
-    def allocate(size: int) -> object:
-        return vk.vkAllocateMemory(
-            gpu.device, vk.VkMemoryAllocateInfo(allocationSize=size, memoryTypeIndex=0), None
-        )
-
-    first = allocate(1 << 20)
-    second = allocate(2 << 20)
+    first = allocate(gpu, 1 << 20)
+    second = allocate(gpu, 2 << 20)
     vk.vkFreeMemory(gpu.device, first, None)
     vk.vkFreeMemory(gpu.device, second, None)
-    allocate(1 << 19)
+    allocate(gpu, 1 << 19)
 
 
 def killed(*shaders: str) -> None:
@@ -229,10 +229,92 @@ def second_instance(*shaders: str) -> None:
     resubmitted(*shaders)
 
 
-def too_many_phases(*shaders: str) -> None:
+def work(gpu: Gpu) -> None:
+    buffer = gpu.buffer()
+    gpu.record(buffer, gpu.pipelines[0], 2)
+    gpu.submit(buffer)
+    gpu.finish()
+
+
+def markers_to_other_files(*shaders: str) -> None:
+    gpu = Gpu(*shaders)
+    reader, writer = os.pipe()
+    with Path(os.devnull).open("w") as null, os.fdopen(writer, "w") as other_pipe:
+        for stream in (null, other_pipe, sys.stderr):
+            phase("decode", "begin", stream)
+            work(gpu)
+    os.close(reader)
+
+
+def markers_through_another_descriptor(*shaders: str) -> None:
+    gpu = Gpu(*shaders)
+    with os.fdopen(os.dup(1), "w") as stream:
+        phase("decode", "begin", stream)
+        work(gpu)
+        phase("decode", "end", stream)
+
+
+def markers_of_a_child_with_another_output(*shaders: str) -> None:
+    program = [sys.executable, __file__, "phases", *shaders]
+    subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+
+
+def markers_that_no_one_sees(*shaders: str) -> None:
+    gpu = Gpu(*shaders)
+    line = b'{"event":"phase","phase":"decode","state":"begin"}\n'
+    os.write(1, line[:10])
+    os.write(1, line[10:])
+    work(gpu)
+    os.write(1, line.replace(b":", b": "))
+    work(gpu)
+
+
+def markers_of_the_parent(*shaders: str) -> None:
+    phase("decode", "begin")
+    subprocess.run([sys.executable, __file__, "resubmitted", *shaders], check=True)
+    phase("decode", "end")
+
+
+def the_same_marker_often(*shaders: str) -> None:
     for _ in range(5000):
         phase("decode", "begin")
     resubmitted(*shaders)
+
+
+def too_many_phases(*shaders: str) -> None:
+    for number in range(5000):
+        phase("decode", "begin", number=number)
+    resubmitted(*shaders)
+
+
+def two_api_versions(*shaders: str) -> None:
+    gpus = [Gpu(*shaders, minor_version=minor) for minor in (0, 1)]
+    for gpu in gpus:
+        work(gpu)
+        allocate(gpu, 1 << 20)
+
+
+def two_processes_of_two_api_versions(*shaders: str) -> None:
+    work(Gpu(*shaders, minor_version=0))
+    subprocess.run([sys.executable, __file__, "resubmitted", *shaders], check=True)
+
+
+def a_group_of_devices(*shaders: str) -> None:
+    application = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, 1, 0))
+    instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(pApplicationInfo=application), None)
+    (group,) = vk.vkEnumeratePhysicalDeviceGroups(instance)  # tells no place in the list of devices
+    queue = vk.VkDeviceQueueCreateInfo(queueFamilyIndex=0, queueCount=1, pQueuePriorities=[1.0])
+    vk.vkCreateDevice(group.physicalDevices[0], vk.VkDeviceCreateInfo(pQueueCreateInfos=[queue]), None)
+    os.execv(sys.executable, [sys.executable, __file__, "resubmitted", *shaders])
+
+
+def devices_one_after_the_other(*_shaders: str) -> None:
+    for size in (3 << 20, 2 << 20):
+        gpu = Gpu()
+        allocate(gpu, size)
+        vk.vkDestroyCommandPool(gpu.device, gpu.pool, None)
+        vk.vkDestroyPipelineLayout(gpu.device, gpu.layout, None)
+        vk.vkDestroyDevice(gpu.device, None)
 
 
 def endless(*shaders: str) -> None:
