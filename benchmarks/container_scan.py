@@ -2,8 +2,8 @@
 
 Writes a container of a real one's shape, 142 shards with about 116,000 tensors: 75 sparse layers of 256
 experts in int4, whose payloads are holes in sparse files. Scans it in processes of their own, beside the
-``safetensors`` package reading the same headers where it can be imported. That one reads names, shapes and
-types; the scan also checks every entry and sums up the experts.
+``safetensors`` package reading the same headers where it can be imported. That one lists names, shapes and
+types; the scan also refuses duplicate keys and adds up the experts.
 
     python benchmarks/container_scan.py --runs 7
 """
