@@ -152,15 +152,30 @@ class Trace:
             return
         self._followed.add(child.pid)
         try:
-            self._load_agent(self._attach(device, child.pid))
+            session = self._attach(device, child.pid)
         except Exception as error:
             self._miss(child, error)
+            self._resume(device, child)
+        else:
+            self._observe(device, child, session)
+        self._settled.set()
+
+    def _observe(self, device: frida.Device, child: frida.Child, session: frida.Session) -> None:
+        try:
+            self._load_agent(session)
+        except Exception as error:
+            self._miss(child, error)
+            with suppress(Exception):
+                session.detach()  # lets it go on: with a tracer but without our agent it can hang
+        else:
+            self._resume(device, child)
+
+    def _resume(self, device: frida.Device, child: frida.Child) -> None:
         try:
             device.resume(child.pid)
         except Exception as error:
             self._miss(child, error)
             self._kill(child.pid)  # it would wait for ever
-        self._settled.set()
 
     def _kill(self, pid: int) -> None:
         with suppress(OSError):

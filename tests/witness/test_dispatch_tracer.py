@@ -186,6 +186,7 @@ def test_a_child_that_is_not_followed_leaves_the_counts_incomplete(
 
     monkeypatch.setattr(dispatch.Trace, "_load_agent", load_once)
     run = run_scenario("child_process")
+    assert (run.output.ended, run.output.status) == ("itself", 0), run.output.stderr
     assert run.dispatch is not None
     assert not run.dispatch.complete
     assert [note for note in run.dispatch.notes if note.endswith("was not followed: refused")]
