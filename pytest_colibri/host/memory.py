@@ -156,7 +156,7 @@ class AvailableMemory:
 
             return psutil.virtual_memory().available
         _, available = parse_meminfo(_pread(self._meminfo))
-        headrooms = [_headroom(version, *map(_pread, files)) for version, files in self._groups]
+        headrooms = [_live_headroom(version, files) for version, files in self._groups]
         return smallest(available, *headrooms).bytes
 
     def close(self) -> None:
@@ -237,13 +237,26 @@ def _group_files(version: CgroupVersion, folder: Path) -> tuple[Path, Path, Path
 def _headroom(version: CgroupVersion, limit_text: str, used_text: str, stat_text: str) -> Figure:
     files = _CGROUP_FILES[version]
     limit, used = _count(limit_text), _count(used_text)
-    if limit_text.strip() == "max" or (limit is not None and limit >= _UNLIMITED_FROM_BYTES):
+    if _is_unlimited(limit_text):
         return NO_CGROUP
     if limit is None or used is None:
         return Figure(None, f"cgroup v{version}: {files.limit} or {files.used} cannot be read")
     stat = re.search(rf"^{files.reclaimable} (\d{{1,18}})$", stat_text, re.MULTILINE)
     reclaimable = min(int(stat[1]), used) if stat else 0
     return Figure(max(0, limit - (used - reclaimable)), f"cgroup v{version} {files.limit} less used memory")
+
+
+def _live_headroom(version: CgroupVersion, files: list[int | None]) -> Figure:
+    """Return the headroom of a group; one without a limit is asked for nothing else, which takes longest."""
+    limit = _pread(files[0])
+    if _is_unlimited(limit):
+        return NO_CGROUP
+    return _headroom(version, limit, *map(_pread, files[1:]))
+
+
+def _is_unlimited(limit_text: str) -> bool:
+    limit = _count(limit_text)
+    return limit_text.strip() == "max" or (limit is not None and limit >= _UNLIMITED_FROM_BYTES)
 
 
 def _tightest(headrooms: list[Figure]) -> Figure:
