@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_colibri.container.tiny import write_tiny_model
@@ -232,3 +236,50 @@ def test_timeout_is_kept(pytester: pytest.Pytester) -> None:
     )
     assert result.ret == 1, result.stdout.str()
     assert "its processes were killed" in text(result)
+
+
+def test_without_other_plugins(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "-p", "no:xdist", "--strict-markers", "--profile=cpu", *ONE_CASE)
+    assert result.ret == 0, result.stdout.str()
+
+
+def test_evidence_is_written_where_no_terminal_is(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "-p", "no:terminal", "--profile=software-vulkan", "-k", "budgets and int4-row")
+    assert result.ret == 6
+    assert states(pytester) == {("int4-row-full", "budgets fit the machine", None): "held"}
+
+
+def test_terminal_without_other_characters(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "POSIX"}.items():
+        monkeypatch.setenv(variable, value)
+    result = run(pytester, "--profile=cpu", *ONE_CASE)
+    assert result.ret == 0, result.stdout.str()
+    assert "\\u2500" not in result.stdout.str()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX systems")
+def test_interrupted_run_leaves_nothing_behind(pytester: pytest.Pytester) -> None:
+    """Ctrl-C while an engine hangs: the engine is gone, the status is that of pytest, and the end says so."""
+    mark = pytester.path / "engine.pid"
+    engine = pytester.makepyfile(
+        hanging=f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--profile=cpu", "-k", "generated"),
+            f"--colibri-engine={sys.executable} {engine}",
+        ],
+        cwd=pytester.path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not mark.is_file() or not mark.read_text():
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "the run is incomplete" in output
+    assert not psutil.pid_exists(int(mark.read_text()))
