@@ -376,8 +376,10 @@ class ColibriSession:
             return exitstatus, "no test of the suite was run, so nothing was shown"
         if exitstatus == pytest.ExitCode.TESTS_FAILED and status != exitstatus:
             return exitstatus, f"a test failed for a reason that is no verdict; of the verdicts: {sentence}"
-        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
             return exitstatus, f"the run is incomplete; up to its end: {sentence}"
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return exitstatus, f"pytest ended with a status of its own; of the verdicts: {sentence}"
         return status, sentence
 
     def _write_evidence(self) -> None:

@@ -234,7 +234,7 @@ def test_timeout_is_kept(pytester: pytest.Pytester) -> None:
         "-k",
         "int4-row-full and generated",
     )
-    assert result.ret == 1, result.stdout.str()
+    assert result.ret == 6, result.stdout.str()
     assert "its processes were killed" in text(result)
 
 
