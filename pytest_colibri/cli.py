@@ -184,8 +184,9 @@ def _profile_and_host(name: str, *, emulated: bool) -> tuple[Profile, Host]:
 def _best_profile(host: Host) -> tuple[Profile, str]:
     from pytest_colibri.host.matching import best_profile
     from pytest_colibri.profiles.loader import all_profiles
+    from pytest_colibri.subjects.program import reference_engine
 
-    return best_profile(all_profiles(), host)
+    return best_profile(all_profiles(), host, reference_engine().backends)
 
 
 def _size(option: str, text: str | None) -> int | None:

@@ -23,6 +23,7 @@ from pytest_colibri.host.matching import matching_accelerators
 from pytest_colibri.host.memory import AvailableMemory
 from pytest_colibri.host.model import Accelerator, Host
 from pytest_colibri.judge.dispatch import Due, Sighting
+from pytest_colibri.judge.ending import out_of_time
 from pytest_colibri.judge.memory import judge_plan
 from pytest_colibri.judge.tokens import TokenReference
 from pytest_colibri.planner import reference as planner
@@ -231,7 +232,8 @@ class Trials:
             case, plan, reference_engine(), dispatch_reach("cpu"), trace
         )
         if output.status != 0:
-            reason = statement.refused or (output.stderr[-1] if output.stderr else f"status {output.status}")
+            last = output.stderr[-1] if output.stderr else f"status {output.status}"
+            reason = out_of_time(output) if output.ended == "timeout" else statement.refused or last
             raise ColibriError(
                 f"{case.model}: the embedded engine cannot run this model on the CPU: {reason}"
             )
