@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from pytest_colibri.errors import Unavailable, UsageError
@@ -58,6 +59,16 @@ def run_tool(
             raise Unavailable(f"{program} cannot be started: {error.strerror}") from error
         status = _wait(process, timeout_s)
         return Output(status, _head(text), _head(errors))
+
+
+def printed_files(text: str, what: str) -> dict[PurePosixPath, dict[str, str]]:
+    """Return the files that ``tail -n +1`` printed one after another, by folder and name."""
+    parts = re.split(r"^==> (.{1,4096}) <==$\n?", bounded(text, what), flags=re.MULTILINE)
+    folders: dict[PurePosixPath, dict[str, str]] = {}
+    for name, content in zip(parts[1::2], parts[2::2], strict=True):
+        path = PurePosixPath(name)
+        folders.setdefault(path.parent, {})[path.name] = content
+    return folders
 
 
 def bounded(text: str, what: str) -> str:
