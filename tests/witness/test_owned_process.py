@@ -228,6 +228,14 @@ def test_the_engine_ends_with_the_one_who_watches_it(
     assert all_gone(watched)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_an_engine_that_kills_what_stands_over_it_ends_too() -> None:
+    program = "import os, time; print(os.getpid(), flush=True); os.kill(os.getppid(), 9); time.sleep(600)"
+    output = run(python(program)).output
+    assert (output.status, output.ended, output.survivors) == (-signal.SIGKILL, "itself", ())
+    assert all_gone([int(output.stdout[0])])
+
+
 def test_a_process_that_ignores_the_request_is_killed() -> None:
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     output = run(python(program, timeout_s=1.0)).output
