@@ -15,6 +15,9 @@ def judge_ending(statement: Statement, output: Output) -> Verdict:
     A refusal claims nothing. A run that we ended shows nothing about the engine's work: it may hang or be
     slow, and the memory verdicts speak of the floor.
     """
+    if output.survivors:
+        reason = f"processes that it started could not be ended: {', '.join(output.survivors)}"
+        return _ending("broken", output, reason)
     if output.truncated:
         return _ending("unwitnessed", output, "its output is too long to be kept whole")
     if output.ended == "timeout":
