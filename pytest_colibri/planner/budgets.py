@@ -93,7 +93,29 @@ def usable_on_device(accelerator: Accelerator, reserve_bytes: int, limit: Figure
         free = smallest(pool, accelerator.total)
     if free.bytes is None:
         return free
-    return Figure(max(0, free.bytes - reserve_bytes), f"{free.source}, less the reserve")
+    bound = free if shares_ram(accelerator) else smallest(free, largest_local_heap(accelerator))
+    return Figure(max(0, (bound.bytes or 0) - reserve_bytes), f"{bound.source}, less the reserve")
+
+
+def largest_local_heap(accelerator: Accelerator) -> Figure:
+    """Return the size of the largest device-local heap.
+
+    Heaps are never summed: several of them may stand for the same bytes.
+    """
+    sizes = [heap.size_bytes for heap in accelerator.heaps if heap.device_local]
+    return Figure(max(sizes), "largest device-local heap") if sizes else Figure(None, "no heaps listed")
+
+
+def directly_writable(accelerator: Accelerator) -> Figure:
+    """Return how much of the device's own memory the CPU can write: the rest must be staged.
+
+    All of it with a resizable BAR, a small window without one; unknown where no memory types are listed.
+    """
+    windows = {kind.heap for kind in accelerator.memory_types if kind.device_local and kind.host_visible}
+    if not accelerator.memory_types or largest_local_heap(accelerator).bytes is None:
+        return Figure(None, "no memory types listed")
+    sizes = [heap.size_bytes for heap in accelerator.heaps if heap.index in windows]
+    return Figure(max(sizes, default=0), "device-local memory that is host-visible")
 
 
 def trusted_free(accelerator: Accelerator) -> Figure:

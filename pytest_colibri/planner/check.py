@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from pytest_colibri.planner.explain import IN_FLIGHT, RUNTIME_PART
 from pytest_colibri.planner.plan import DeviceShare, Plan
-from pytest_colibri.units import GB, format_bytes, smallest
+from pytest_colibri.units import GB, Figure, format_bytes, smallest
 
 RESERVE_PERCENT = 12
 FIXED_RUNTIME_BYTES = 3_700_000_000
@@ -101,16 +101,30 @@ def unknown_drives_no_tier(plan: Plan) -> Iterator[str]:
 
 
 def devices_keep_their_reserve(plan: Plan) -> Iterator[str]:
-    """Usable is at most free (or total) - reserve; a device with memory of its own keeps at least 2 GB."""
+    """Usable is at most free - reserve, of one heap; a device with memory of its own keeps at least 2 GB."""
     for share in plan.devices:
         name = share.accelerator.identity.name
-        free = smallest(share.accelerator.free, share.accelerator.total).bytes
+        free = smallest(share.accelerator.free, share.accelerator.total, _largest_heap(share)).bytes
         if share.accelerator.pool != "unified" and share.reserve_bytes < DEVICE_RESERVE_BYTES:
             yield f"{name} reserves {share.reserve_bytes} B, less than {DEVICE_RESERVE_BYTES} B"
         if free is not None and share.usable.bytes is not None:
             room = max(0, free - share.reserve_bytes)
             if share.usable.bytes > room:
                 yield f"{name} has {share.usable.bytes} B usable, more than free less reserve, {room} B"
+
+
+def staging_is_told(plan: Plan) -> Iterator[str]:
+    """Where the CPU cannot write all that a device of its own is to hold, a warning names both figures."""
+    for share in plan.devices:
+        device = share.accelerator
+        if share.accelerator.pool != "discrete" or not device.memory_types:
+            continue
+        windows = {kind.heap for kind in device.memory_types if kind.device_local and kind.host_visible}
+        direct = max((heap.size_bytes for heap in device.heaps if heap.index in windows), default=0)
+        figures = format_bytes(direct), format_bytes(share.taken_bytes)
+        told = any(all(figure in line for figure in figures) for line in plan.warnings)
+        if share.taken_bytes > direct and not told:
+            yield f"{device.identity.name} takes {figures[1]}, of which {figures[0]} are host-visible, untold"
 
 
 def devices_were_asked_for(plan: Plan) -> Iterator[str]:
@@ -351,6 +365,13 @@ def environment_asks_for_planned_devices(plan: Plan) -> Iterator[str]:
             yield f"{name}={exported[name]}, and the usable devices are {', '.join(sorted(usable)) or 'none'}"
 
 
+def _largest_heap(share: DeviceShare) -> Figure:
+    """Return the largest heap of a device with memory of its own: heaps are not to be summed."""
+    sizes = [heap.size_bytes for heap in share.accelerator.heaps if heap.device_local]
+    own = share.accelerator.pool == "discrete"
+    return Figure(max(sizes) if sizes and own else None, "device-local heaps")
+
+
 def _shared(plan: Plan) -> list[DeviceShare]:
     return [share for share in plan.devices if share.accelerator.pool != "discrete"]
 
@@ -372,6 +393,7 @@ RULES: Mapping[str, Rule] = {
         pool_is_counted_once,
         unknown_drives_no_tier,
         devices_keep_their_reserve,
+        staging_is_told,
         devices_were_asked_for,
         devices_are_visible,
         budgets_fit_devices,

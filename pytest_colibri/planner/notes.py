@@ -119,7 +119,7 @@ def device_notes(share: DeviceShare) -> tuple[str, ...]:
     elif share.usable.bytes == 0:
         reserve = format_bytes(share.reserve_bytes)
         notes.append(f"{name}: nothing is usable beside its reserve of {reserve} ({device.free}); no tier")
-    return (*notes, *in_use_note(device))
+    return (*notes, *in_use_note(device), *staging_note(share))
 
 
 def in_use_note(device: Accelerator) -> tuple[str, ...]:
@@ -132,6 +132,19 @@ def in_use_note(device: Accelerator) -> tuple[str, ...]:
         return ()
     return (
         f"{device.identity.name}: {format_bytes(used)} of {format_bytes(total)} are in use by others already",
+    )
+
+
+def staging_note(share: DeviceShare) -> tuple[str, ...]:
+    """Say when the CPU can write only a part of what the device is to hold: the rest must be staged."""
+    device = share.accelerator
+    direct, local = budgets.directly_writable(device).bytes, budgets.largest_local_heap(device).bytes
+    if budgets.shares_ram(device) or direct is None or share.taken_bytes <= direct:
+        return ()
+    return (
+        f"{device.identity.name}: {format_bytes(direct)} of {format_bytes(local)} device memory are "
+        f"host-visible (no Resizable BAR): an engine that does not stage its writes cannot place the "
+        f"{format_bytes(share.taken_bytes)} that are planned there",
     )
 
 

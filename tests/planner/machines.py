@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_colibri.container.geometry import Geometry, SparseLayer
-from pytest_colibri.host.model import Accelerator, DeviceIdentity, Host, Memory, Processor
+from pytest_colibri.host.model import Accelerator, DeviceIdentity, Heap, Host, Memory, MemoryType, Processor
 from pytest_colibri.profiles.model import DeviceType, Pool
 from pytest_colibri.units import GB, Figure
 
@@ -166,6 +166,8 @@ def device(
     kind: DeviceType = "discrete",
     api: str = "cuda",
     index: int = 0,
+    heaps: tuple[Heap, ...] = (),
+    memory_types: tuple[MemoryType, ...] = (),
 ) -> Accelerator:
     """A device with these bytes of memory."""
     return Accelerator(
@@ -176,7 +178,21 @@ def device(
         pool=pool,
         total=Figure(total, "tool"),
         free=Figure(free, "tool"),
+        heaps=heaps,
+        memory_types=memory_types,
     )
+
+
+def windowed(name: str, size: int, window: int, free: int | None = None) -> Accelerator:
+    """A Vulkan card of ``size`` bytes, of which the CPU can write a ``window``."""
+    heaps = (Heap(0, size, True), Heap(1, 4 * GB, False), Heap(2, window, True))
+    kinds = (
+        MemoryType(0, 0, True, False, False, False),
+        MemoryType(1, 1, False, True, True, False),
+        MemoryType(2, 2, True, True, True, False),
+    )
+    free = size if free is None else free
+    return device(name, free, total=size, api="vulkan", heaps=heaps, memory_types=kinds)
 
 
 GB10 = device("NVIDIA GB10", None, pool="unified", kind="integrated")

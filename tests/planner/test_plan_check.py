@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from machines import GB10, device, full_usage, glm_mixed, machine, small_model
+from machines import GB10, device, full_usage, glm_mixed, machine, small_model, windowed
 
 from pytest_colibri.planner import budgets, check, environment, runtime, tiers
 from pytest_colibri.planner.check import RULES, broken_rules
@@ -50,6 +50,9 @@ RESIDENT = plan(
         environment={"CUDA_DENSE": "1"},
     )
 )
+WINDOWED = plan(
+    PlanRequest(GLM, machine(100 * GB), "vulkan", (windowed("RX 580", 8 * GB, 256 * 2**20),), usage=USAGE)
+)
 ALL_IN_RAM = plan(PlanRequest(small_model(), machine(100 * GB), "cpu"))
 CONTAINER = plan(PlanRequest(small_model(), machine(250 * GB, cgroup=34 * GB), "cpu"))
 
@@ -86,8 +89,10 @@ BAD: dict[str, list[tuple[str, Plan]]] = {
     ],
     "devices_keep_their_reserve": [
         ("usable is all that is free", replace(DISCRETE, devices=share_of(DISCRETE, usable=CARD.free))),
+        ("heaps summed", replace(WINDOWED, devices=share_of(WINDOWED, usable=Figure(6 * GB + 1, "heaps")))),
         ("small reserve", replace(DISCRETE, devices=share_of(DISCRETE, reserve_bytes=GB))),
     ],
+    "staging_is_told": [("staging untold", replace(WINDOWED, warnings=()))],
     "devices_were_asked_for": [
         ("another device", replace(DISCRETE, devices=share_of(DISCRETE, accelerator=UNREPORTED))),
         ("one device twice", replace(DISCRETE, devices=DISCRETE.devices * 2)),

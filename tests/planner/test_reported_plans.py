@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from machines import GB10, LAVAPIPE, device, full_usage, glm_mixed, machine, small_model
+from machines import GB10, LAVAPIPE, device, full_usage, glm_mixed, machine, small_model, windowed
 
 from pytest_colibri.errors import HostMismatch, UsageError
 from pytest_colibri.planner.check import plan_violations
 from pytest_colibri.planner.plan import DoesNotFit, Plan, PlanRequest
 from pytest_colibri.planner.reference import plan
-from pytest_colibri.units import GB
+from pytest_colibri.units import GB, MIB, Figure, format_bytes
 
 GLM = glm_mixed()
 
@@ -203,6 +205,34 @@ def test_cpu_device_is_called_one():
     assert planned.environment["COLI_VK_EXPERTS"] == "16"
     assert planned.environment["COLI_NO_OMP_TUNE"] == "1"
     assert any("llvmpipe is a CPU device, not a GPU" in line for line in planned.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "window"),
+    [("Radeon RX 580", 8_321_499_136, 268_435_456), ("card of 24 GB", 24_325 * MIB, 214 * MIB)],
+    ids=["public report 19", "public report 20"],
+)
+def test_a_card_without_resizable_bar_is_staged_and_both_figures_are_told(name, size, window):
+    planned = sound_plan(
+        PlanRequest(GLM, machine(64 * GB), "vulkan", (windowed(name, size, window),), usage=full_usage(GLM))
+    )
+    assert planned.vram_budget_bytes == size - 2 * GB
+    (line,) = [line for line in planned.warnings if "no Resizable BAR" in line]
+    assert f"{format_bytes(window)} of {format_bytes(size)} device memory are host-visible" in line
+
+
+def test_heaps_of_a_card_are_not_summed():
+    card = windowed("card", 8 * GB, GB, free=9 * GB)
+    card = replace(card, total=Figure(9 * GB, "all device-local heaps"))
+    planned = sound_plan(PlanRequest(GLM, machine(64 * GB), "vulkan", (card,), usage=full_usage(GLM)))
+    assert planned.vram_budget_bytes == 6 * GB
+
+
+@pytest.mark.parametrize("window", [8 * GB, 6 * GB])
+def test_a_tier_that_the_cpu_can_write_needs_no_staging(window):
+    card = windowed("card", 8 * GB, window)
+    planned = sound_plan(PlanRequest(GLM, machine(64 * GB), "vulkan", (card,), usage=full_usage(GLM)))
+    assert not any("Resizable BAR" in line for line in planned.warnings)
 
 
 @pytest.mark.parametrize(
