@@ -1,11 +1,17 @@
-"""A plan in the JSON form that planners of this engine exchange (version 2), with the sum and environment."""
+"""A plan in the JSON form that planners of this engine exchange (version 2), with the sum and environment.
+
+``plan.schema.json`` describes the form.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from statistics import median_low
+from typing import Any
 
 from pytest_colibri.container.geometry import Geometry
-from pytest_colibri.planner.plan import DeviceShare, Plan
+from pytest_colibri.planner.plan import DeviceShare, Plan, PlanRequest
 
 VERSION = 2
 
@@ -16,6 +22,13 @@ BOTTLENECKS = {
 }
 
 
+def load_plan_schema() -> dict[str, Any]:
+    """Read the JSON Schema (2020-12) of plans."""
+    text = Path(__file__).with_name("plan.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
 def plan_to_json(plan: Plan) -> dict[str, object]:
     """Return the plan as values that ``json.dumps`` takes: bytes as integers, unknown figures as None.
 
@@ -23,6 +36,7 @@ def plan_to_json(plan: Plan) -> dict[str, object]:
     """
     return {
         "version": VERSION,
+        "request": _request(plan.request),
         "policy": {
             "name": plan.request.policy,
             "quality_preserving": plan.request.policy != "experimental-fast",
@@ -44,6 +58,19 @@ def plan_to_json(plan: Plan) -> dict[str, object]:
             {"name": step.name, "bytes": step.figure.bytes, "source": step.figure.source}
             for step in plan.steps
         ],
+    }
+
+
+def _request(request: PlanRequest) -> dict[str, object]:
+    return {
+        "backend": request.backend,
+        "ram_bytes": request.ram_bytes,
+        "vram_bytes": request.vram_bytes,
+        "slots_per_layer": request.slots_per_layer,
+        "context": request.context,
+        "kv_slots": request.kv_slots,
+        "kv_type": request.kv_type,
+        "prompt_width": request.prompt_width,
     }
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import pytest
+from jsonschema import Draft202012Validator
 from machines import device, full_usage, glm_mixed, machine
 
-from pytest_colibri.planner.exchange import plan_to_json
+from pytest_colibri.planner.exchange import load_plan_schema, plan_to_json
 from pytest_colibri.planner.explain import explain
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.planner.reference import plan
@@ -43,6 +47,69 @@ def test_json_has_the_shape_that_planners_exchange():
     assert written["bottleneck_class"] == "disk"
     assert written["tune"]["DRAFT"]["value"] == "0"
     assert written["environment"] == PLANNED.environment
+
+
+def objects(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each schema within a schema, itself included."""
+    yield schema
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    for part in inner:
+        if isinstance(part, dict):
+            yield from objects(part)
+
+
+def test_schema_is_valid_and_strict_at_every_level():
+    schema = load_plan_schema()
+    Draft202012Validator.check_schema(schema)
+    for part in objects(schema):
+        assert part["description"].endswith(".")
+        if part.get("type") == "object":
+            assert isinstance(part["additionalProperties"], dict) or (
+                part["additionalProperties"] is False and set(part["required"]) == set(part["properties"])
+            )
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), 3),
+        (("surplus",), 1),
+        (("model", "surplus"), 1),
+        (("model", "shards"), 0),
+        (("model", "expert_bytes_by_layer", "third"), 1),
+        (("memory", "available_bytes"), "100 GB"),
+        (("tiers", "ram", "budget_bytes"), -1),
+        (("tiers", "ram", "budget_bytes"), 1.5),
+        (("tiers", "vram", "devices", 0, "uuid"), UUID),
+        (("projected_hit_rate",), 1.1),
+        (("environment", "RAM_GB"), 88),
+        (("tune", "DRAFT", "value"), None),
+        (("steps", 0, "source"), None),
+    ],
+)
+def test_schema_refuses_what_no_plan_says(path, value):
+    written = plan_to_json(PLANNED)
+    validator = Draft202012Validator(load_plan_schema())
+    assert list(validator.iter_errors(written)) == []
+    place: Any = written
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    assert len(list(validator.iter_errors(written))) == 1
+
+
+def test_json_says_what_was_asked_for():
+    request = replace(PLANNED.request, ram_bytes=90 * GB, context=8192, kv_slots=2, kv_type="f16")
+    assert plan_to_json(plan(request))["request"] == {
+        "backend": "cuda",
+        "ram_bytes": 90 * GB,
+        "vram_bytes": None,
+        "slots_per_layer": None,
+        "context": 8192,
+        "kv_slots": 2,
+        "kv_type": "f16",
+        "prompt_width": 64,
+    }
 
 
 def test_json_describes_model_and_devices():

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from machines import FAMILY_CONFIGS, device, machine, small_model
 
-from pytest_colibri.host.model import Accelerator
+from pytest_colibri.host.model import Accelerator, Heap, MemoryType
 from pytest_colibri.planner.check import plan_violations
+from pytest_colibri.planner.exchange import load_plan_schema, plan_to_json
 from pytest_colibri.planner.plan import DoesNotFit, PlanRequest
 from pytest_colibri.planner.reference import plan
 from pytest_colibri.units import GB, Figure
 
 ENOUGH = 16 * GB  # holds every model of this file, of which the reserve was taken
+
+FORM = Draft202012Validator(load_plan_schema())
 
 relaxed = settings(deadline=None)
 
@@ -25,8 +30,13 @@ relaxed = settings(deadline=None)
 def accelerators(draw: st.DrawFn) -> tuple[Accelerator, ...]:
     pools = draw(st.lists(st.sampled_from(["unified", "discrete", None]), max_size=3))
     figures = st.none() | st.integers(0, 60 * GB)
+    sizes = st.integers(1, 60 * GB)
     return tuple(
-        device(f"device {index}", draw(figures), total=draw(figures), pool=pool, index=index)
+        replace(
+            device(f"device {index}", draw(figures), total=draw(figures), pool=pool, index=index),
+            heaps=(Heap(0, draw(sizes), True), Heap(1, draw(sizes), True)),
+            memory_types=(MemoryType(0, 1, True, True, True, False),),
+        )
         for index, pool in enumerate(pools)
     )
 
@@ -56,8 +66,11 @@ def requests(draw: st.DrawFn, least: int = ENOUGH) -> PlanRequest:
 
 @relaxed
 @given(requests())
-def test_every_plan_is_sound(request):
-    assert plan_violations(plan(request)) == ()
+def test_every_plan_is_sound_and_of_the_form(request):
+    planned = plan(request)
+    assert plan_violations(planned) == ()
+    written = json.loads(json.dumps(plan_to_json(planned), allow_nan=False))
+    assert [error.message for error in FORM.iter_errors(written)] == []
 
 
 @relaxed
