@@ -96,6 +96,8 @@ def _doctor(_: argparse.Namespace) -> None:
 
 
 def _host_lines(host: Host) -> Iterator[str]:
+    from pytest_colibri.host.devices import physical_devices
+
     processor = host.processor
     yield f"host       {host.kind} {host.system} {host.architecture}"
     yield f"cores      {processor.physical_cores} physical, sockets {processor.sockets} ({processor.source})"
@@ -104,9 +106,12 @@ def _host_lines(host: Host) -> Iterator[str]:
     yield f"memory     total {host.memory.total}"
     yield f"           available {host.memory.available}"
     yield f"           control group {host.memory.cgroup_available}"
-    for device in host.accelerators:
-        yield f"device     {device.describe()}"
-        yield f"           total {device.total}, free {device.free}, pool {device.pool or 'unknown'}"
+    for device in physical_devices(host.accelerators):
+        views = "; also ".join(view.describe() for view in device.views)
+        yield f"device     {views}"
+        yield f"           total {device.total}, free {device.free}, pool {device.views[0].pool or 'unknown'}"
+        for doubt in device.doubts:
+            yield f"           {doubt}"
     if not host.accelerators:
         yield "device     none found"
     for note in host.notes:
