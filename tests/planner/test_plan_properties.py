@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from machines import FAMILY_CONFIGS, device, machine, small_model
 
+from pytest_colibri.container.geometry import Geometry, SparseLayer
 from pytest_colibri.host.model import Accelerator, Heap, MemoryType
 from pytest_colibri.planner.check import plan_violations
 from pytest_colibri.planner.exchange import load_plan_schema, plan_to_json
@@ -42,14 +43,24 @@ def accelerators(draw: st.DrawFn) -> tuple[Accelerator, ...]:
 
 
 @st.composite
+def containers(draw: st.DrawFn) -> Geometry:
+    """Models of every family, whose layers and experts differ in width."""
+    experts = draw(st.integers(1, 12))
+    widths = st.lists(st.integers(1, 50_000_000), min_size=experts, max_size=experts)
+    layers = draw(st.lists(widths, max_size=4))
+    return replace(
+        small_model(family=draw(st.sampled_from(sorted(FAMILY_CONFIGS)))),
+        dense_bytes=draw(st.integers(0, 2 * GB)),
+        layers=tuple(SparseLayer(index, dict(enumerate(sizes))) for index, sizes in enumerate(layers, 3)),
+    )
+
+
+@st.composite
 def requests(draw: st.DrawFn, least: int = ENOUGH) -> PlanRequest:
     ram = st.integers(least, 60 * GB)
-    widths = draw(st.lists(st.integers(1, 50_000_000), max_size=4))
     pairs = st.tuples(st.integers(2, 8), st.integers(0, 12))
     return PlanRequest(
-        geometry=small_model(
-            tuple(widths), draw(st.integers(1, 12)), family=draw(st.sampled_from(sorted(FAMILY_CONFIGS)))
-        ),
+        geometry=draw(containers()),
         host=machine(draw(ram), cgroup=draw(st.none() | ram), sockets=draw(st.integers(1, 2))),
         backend=draw(st.sampled_from(["vulkan", "cuda", "rocm", "metal"])),
         accelerators=draw(accelerators()),
@@ -127,17 +138,52 @@ def with_memory(request: PlanRequest, more: int) -> PlanRequest:
 
 
 @relaxed
-@given(requests(), st.integers(0, 30 * GB))
+@given(requests(least=1), st.integers(0, 30 * GB))
 def test_more_memory_never_gives_fewer_slots(request, more):
-    assert plan(with_memory(request, more)).slots_per_layer >= plan(request).slots_per_layer
+    assert slots_or_none(with_memory(request, more)) >= slots_or_none(request)
+
+
+@relaxed
+@given(requests(least=1))
+def test_an_explicit_budget_is_met_exactly_or_clamped_aloud_or_refused(request):
+    with suppress(DoesNotFit):
+        planned = plan(request)
+        pairs = [
+            (request.ram_bytes, planned.ram_budget_bytes),
+            (request.vram_bytes, planned.vram_budget_bytes),
+        ]
+        for asked, granted in pairs:
+            told = any(f"({asked} B) to " in line and f"({granted} B)" in line for line in planned.warnings)
+            assert asked is None or granted == asked or (granted < asked and told)
 
 
 @relaxed
 @given(requests())
-def test_an_explicit_budget_is_never_exceeded(request):
+def test_budgets_never_exceed_the_pool(request):
     planned = plan(request)
-    assert request.ram_bytes is None or planned.ram_budget_bytes <= request.ram_bytes
-    assert request.vram_bytes is None or planned.vram_budget_bytes <= request.vram_bytes
+    limit = request.host.memory.limit.bytes
+    shared = sum(share.budget_bytes for share in planned.devices if share.accelerator.pool != "discrete")
+    taken = planned.ram_budget_bytes + shared
+    assert taken <= (limit if request.ram_bytes is not None and not shared else limit * 88 // 100)
+    for share in planned.devices:
+        free = share.accelerator.free.bytes
+        assert free is None or share.budget_bytes <= max(0, free - share.reserve_bytes)
+
+
+@relaxed
+@given(requests())
+def test_tiers_sum_to_the_experts(request):
+    planned = plan(request)
+    assert planned.hot_bytes + planned.warm_bytes + planned.cold_bytes == request.geometry.expert_bytes
+    assert min(planned.hot_bytes, planned.warm_bytes, planned.cold_bytes) >= 0
+
+
+@relaxed
+@given(requests())
+def test_a_narrower_cache_never_needs_more(request):
+    widest_first = ("f32", "f16", "bf16", "q8_0", "q4_0")
+    needed = [plan(replace(request, kv_type=kv_type)).runtime_bytes for kv_type in widest_first]
+    assert needed == sorted(needed, reverse=True)
 
 
 @relaxed
