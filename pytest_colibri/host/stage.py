@@ -6,7 +6,7 @@ PATH: each prints what its recording answers, and a tool without a recording is 
 Where there are no namespaces, a planner in Python is run by a driver that redirects ``open`` for these paths
 (``subjects/checkout_driver.py``), and any other program is not run.
 
-Libraries (NVML, HIP, Vulkan) and the number of logical processors cannot be replayed.
+Libraries (NVML, HIP, Vulkan) and the processors that a program may run on cannot be replayed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STAGE_VARIABLE = "COLIBRI_STAGE"
 _RECORDINGS_OF_TOOLS: Mapping[str, str] = {"sysctl": "vm_stat"}
 _PYTHON_PLATFORMS = {"linux": "linux", "darwin": "darwin", "windows": "win32"}
 _ISOLATED_PYTHON = (sys.executable, "-I", "-S")
-_NOT_REPLAYED = "libraries (NVML, HIP, Vulkan) and the number of logical processors are those of this machine"
+_NOT_REPLAYED = "libraries (NVML, HIP, Vulkan) are those of this machine"
 
 _CGROUP_MOUNT = PurePosixPath("/sys/fs/cgroup")
 _MEMORY_V1_MOUNT = _CGROUP_MOUNT / "memory"
@@ -106,6 +106,10 @@ class Stage:
             str(_CGROUP_MOUNT): groups,
             "/sys/class/drm": self._make_folder("files/drm"),
         }
+        processors = self._logical_processors()
+        if processors:
+            # This is where C libraries count them.
+            files["/sys/devices/system/cpu/online"] = self._write("files/online", f"0-{processors - 1}\n")
         return {path: str(file) for path, file in files.items() if Path(path).exists()}
 
     def _write_groups(self) -> tuple[Path, str, str]:
@@ -140,6 +144,15 @@ class Stage:
             own = max(own, "/" / path.parent, key=lambda group: len(group.parts))
         return own
 
+    def _logical_processors(self) -> int | None:
+        """Return how many a recording lists; an Apple chip has one for each core."""
+        if "lscpu" in self._texts:
+            rows = [line for line in self._texts["lscpu"].splitlines() if line and line[0] != "#"]
+            return len([row for row in rows if "-" not in row])
+        counts = dict(re.findall(r"^hw\.(\w+cpu): (\d{1,6})$", self._texts.get("vm_stat", ""), re.MULTILINE))
+        known = counts.get("logicalcpu") or counts.get("physicalcpu")
+        return int(known) if known else None
+
     def _obstacle(self) -> str | None:
         """Return why files cannot be bound here, None when they can: it is tried, and nothing is run."""
         if sys.platform != "linux":
@@ -149,10 +162,14 @@ class Stage:
         return None if attempt.status == 0 else printable(attempt.errors.strip() or "no reason is given")
 
     def _write_redirections(self) -> None:
-        """Write what a driver of planners in Python is to do: ``system`` becomes its ``sys.platform``."""
+        """Write what a driver of planners in Python is to do.
+
+        ``system`` becomes ``sys.platform`` and ``processors`` ``os.cpu_count()``, None leaves them.
+        """
         systems = self.profile.match.systems
         document = {
             "system": _PYTHON_PLATFORMS.get(systems[0]) if systems else None,
+            "processors": self._logical_processors(),
             "files": {} if self.binds_files else self._files,
         }
         self._write("stage.json", json.dumps(document))

@@ -1,9 +1,9 @@
 """Puts one request to the planner of a colibri checkout; run as a script: ``checkout_driver.py FOLDER``.
 
 FOLDER holds ``resource_plan.py``. The request and the answer are those of ``docs/planner-protocol.md``. Which
-arguments this version takes is read from its signatures. On a stage without mount namespaces ``open`` is
-redirected for the files of the stage, and ``sys.platform`` is that of the emulated machine. It loads the
-standard library only, and what the planner prints goes to standard error.
+arguments this version takes is read from its signatures. On a stage, ``sys.platform`` and ``os.cpu_count()``
+are those of the emulated machine, and without mount namespaces ``open`` is redirected for the files of the
+stage. It loads the standard library only, and what the planner prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ def follow_stage(description: str) -> None:
         os.open = _redirected(os.open, stage["files"])
     if stage["system"]:
         sys.platform = stage["system"]
+    if stage["processors"]:
+        os.cpu_count = lambda: stage["processors"]
 
 
 def _redirected(function: Callable[..., Any], files: dict[str, str]) -> Callable[..., Any]:
