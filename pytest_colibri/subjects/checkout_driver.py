@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 _GB = 1e9
+_PLAN_VERSION = 2
 _CUDA_BACKENDS = ("cuda", "rocm")  # one build and one set of variables serve both
 _REFUSAL = re.compile(r"memory|\bfits?\b|unknown|unsupported|not supported", re.IGNORECASE)
 
@@ -43,6 +44,8 @@ def answer(planner: Any, request: dict[str, Any]) -> dict[str, object]:
         if not _REFUSAL.search(str(error)):
             raise
         return {"refused": str(error)}
+    if plan["version"] != _PLAN_VERSION:
+        return {"unsupported": f"this version of the planner gives plans of version {plan['version']}"}
     given = {"env": request["environment"], "cuda_enabled": request["backend"] in _CUDA_BACKENDS}
     known = inspect.signature(planner.environment_for_plan).parameters
     arguments = {name: value for name, value in given.items() if name in known}

@@ -30,7 +30,7 @@ class PlannerRequest:
     prompt_width: int | None = None
     gpu_indices: tuple[int, ...] | None = None
     physical_cores: int | None = None
-    policy: Policy = "balanced"
+    policy: Policy | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -142,14 +142,15 @@ def _ending(output: Output) -> str:
 def _parsed(text: str) -> dict[str, object]:
     if not text.strip():
         raise _NoAnswer("wrote nothing to standard output")
-    if len(text) >= MAX_OUTPUT_BYTES:
+    if len(text.encode()) >= MAX_OUTPUT_BYTES:
         raise _NoAnswer(f"wrote more than {MAX_OUTPUT_BYTES // MIB} MiB to standard output")
+    shown = repr(printable(text.strip(), 80))
     try:
         document = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        raise _NoAnswer(f"wrote no JSON: {printable(text, 80)!r}") from None
+        raise _NoAnswer(f"wrote no JSON: {shown}") from None
     if not isinstance(document, dict):
-        raise _NoAnswer(f"wrote no JSON object: {printable(text, 80)!r}")
+        raise _NoAnswer(f"wrote no JSON object: {shown}")
     return document
 
 

@@ -48,12 +48,13 @@ def _plan_request(request: PlannerRequest, stage: Stage | None) -> PlanRequest:
         vram_bytes=request.vram_bytes,
         context=request.context,
         kv_slots=request.kv_slots,
-        policy=request.policy,
         usage=read_usage(usage) if usage.is_file() else {},
         environment=request.environment,
         disk_free=free_disk(request.model),
     )
-    return asked if request.prompt_width is None else replace(asked, prompt_width=request.prompt_width)
+    if request.prompt_width is not None:
+        asked = replace(asked, prompt_width=request.prompt_width)
+    return asked if request.policy is None else replace(asked, policy=request.policy)
 
 
 def _accelerators(request: PlannerRequest, host: Host, stage: Stage | None) -> tuple[Accelerator, ...]:
