@@ -85,12 +85,12 @@ def _count(text: str) -> int:
 
 def _doctor(_: argparse.Namespace) -> None:
     from pytest_colibri.host.live import ALL_APIS, probe_host
-    from pytest_colibri.witness.dispatch import DispatchTracer
+    from pytest_colibri.judge.trial import dispatch_reach
 
     host = probe_host(ALL_APIS)
     for line in _host_lines(host):
         print(line)
-    reach = DispatchTracer().reach()
+    reach = dispatch_reach("vulkan")
     print(f"witness    {reach.witness}: {reach.statement}")
     print(f"profile    {_best_profile(host)[1]}")
 
@@ -184,8 +184,9 @@ def _profile_and_host(name: str, *, emulated: bool) -> tuple[Profile, Host]:
 def _best_profile(host: Host) -> tuple[Profile, str]:
     from pytest_colibri.host.matching import best_profile
     from pytest_colibri.profiles.loader import all_profiles
+    from pytest_colibri.subjects.program import reference_engine
 
-    return best_profile(all_profiles(), host)
+    return best_profile(all_profiles(), host, reference_engine().backends)
 
 
 def _size(option: str, text: str | None) -> int | None:

@@ -154,12 +154,12 @@ class ColibriSession:
         self.refusal: tuple[int, str] | None = None
         self.conclusion: tuple[int, str] | None = None
         self.auto_reason: str | None = None
-        self._directory: Path | None = None
-        self._check_options()
+        self.trials: Trials | None = None
+        self._read_options()
         name = str(setting(config, "profile"))
         self.profile_or_auto: Profile | None = None if name == "auto" else _find_profile(name)
 
-    def _check_options(self) -> None:
+    def _read_options(self) -> None:
         from pytest_colibri.subjects.program import program_engine, reference_engine
 
         if setting(self.config, "checkout"):
@@ -222,27 +222,26 @@ class ColibriSession:
 
     @cached_property
     def reach(self) -> Reach:
-        """What the dispatch witness can see here."""
-        from pytest_colibri.witness.dispatch import DispatchTracer
+        """What the dispatch witness can see of this backend here."""
+        from pytest_colibri.judge.trial import dispatch_reach
 
-        return DispatchTracer().reach()
+        return dispatch_reach(self.profile.backend)
 
-    @cached_property
-    def trials(self) -> Trials:
-        """The cases of this session."""
+    def trials_in(self, directory: Path) -> Trials:
+        """Return what plans and runs the cases of this session; its files go to ``directory``."""
         from pytest_colibri.judge.trial import Trials
 
-        if self._directory is None:
-            raise RuntimeError("the folder for the trials' files is set by the fixture colibri_trials")
-        return Trials(
-            self.profile,
-            self.host,
-            self.subject,
-            self._directory,
-            reach=self.reach,
-            floor_bytes=self.floor_bytes,
-            timeout_s=self.timeout_s,
-        )
+        if self.trials is None:
+            self.trials = Trials(
+                self.profile,
+                self.host,
+                self.subject,
+                directory,
+                reach=self.reach,
+                floor_bytes=self.floor_bytes,
+                timeout_s=self.timeout_s,
+            )
+        return self.trials
 
     def pytest_sessionstart(self) -> None:
         """Find out whether this machine can show anything for the profile, before anything is collected."""
@@ -295,8 +294,7 @@ class ColibriSession:
         yield f"colibri: subject: {self.subject.name} on {profile.backend}"
         for accelerator in self._accelerators():
             yield f"colibri: device: {accelerator}"
-        if profile.backend != "cpu":
-            yield f"colibri: witness: {self.reach.witness}: {self.reach.statement}"
+        yield f"colibri: witness: {self.reach.witness}: {self.reach.statement}"
         yield "colibri: witness: memory sampler: process tree and available memory"
 
     def _accelerators(self) -> list[str]:
@@ -340,11 +338,6 @@ class ColibriSession:
         tier = _tier_of(item, marker)
         return None if tier in self.profile.tiers else f"checks of the tier {tier}, which the profile has not"
 
-    def trials_in(self, directory: Path) -> Trials:
-        """Return the session's trials, whose files go to ``directory``."""
-        self._directory = self._directory or directory
-        return self.trials
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather the verdicts of every test, whichever process ran it."""
         from pytest_colibri.judge.model import Verdict
@@ -364,7 +357,7 @@ class ColibriSession:
         """Conclude, write the evidence, and set the exit status."""
         from pytest_colibri.report.bundle import trial_to_json
 
-        if "trials" in self.__dict__:
+        if self.trials is not None:
             self.trials_seen += [trial_to_json(trial) for trial in self.trials.done]
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput[TRIALS_KEY] = self.trials_seen
@@ -383,8 +376,10 @@ class ColibriSession:
             return exitstatus, "no test of the suite was run, so nothing was shown"
         if exitstatus == pytest.ExitCode.TESTS_FAILED and status != exitstatus:
             return exitstatus, f"a test failed for a reason that is no verdict; of the verdicts: {sentence}"
-        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
             return exitstatus, f"the run is incomplete; up to its end: {sentence}"
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return exitstatus, f"pytest ended with a status of its own; of the verdicts: {sentence}"
         return status, sentence
 
     def _write_evidence(self) -> None:
@@ -394,13 +389,12 @@ class ColibriSession:
 
         assert self.conclusion is not None
         status, sentence = self.conclusion
-        traced = self.profile.backend == "vulkan" and not self.emulated
         try:
             write_bundle(
                 self.evidence,
                 self.profile,
                 self.host,
-                (self.reach,) if traced else (),
+                () if self.emulated else (self.reach,),
                 self.verdicts,
                 self.trials_seen,
                 self.conclusion,
@@ -511,7 +505,7 @@ def _short(path: Path) -> str:
 def _session(config: pytest.Config) -> ColibriSession:
     session = config.pluginmanager.get_plugin("colibri-session")
     if not isinstance(session, ColibriSession):
-        raise pytest.UsageError("this test needs a hardware profile: give --profile=NAME (see --help)")
+        pytest.fail("this test needs a hardware profile: give --profile=NAME (see --help)", pytrace=False)
     return session
 
 
@@ -548,12 +542,12 @@ def colibri_settle(request: pytest.FixtureRequest) -> Settle:
         rows: Any = session.redact([{**asdict(verdict), "case": str(case)} for verdict in verdicts])
         for row in rows:
             request.node.user_properties.append((VERDICT_PROPERTY, json.dumps(row)))
-        by_state = {state: [row for row in rows if row["state"] == state] for state in ("broken", "held")}
-        others = [row for row in rows if row["state"] in ("unwitnessed", "not_claimed")]
-        if by_state["broken"]:
-            pytest.fail("; ".join(_in_words(row) for row in by_state["broken"]), pytrace=False)
-        if others:
-            pytest.skip("; ".join(_in_words(row) for row in others))
+        broken = [_in_words(row) for row in rows if row["state"] == "broken"]
+        not_shown = [_in_words(row) for row in rows if row["state"] in ("unwitnessed", "not_claimed")]
+        if broken:
+            pytest.fail("; ".join(broken), pytrace=False)
+        if not_shown:
+            pytest.skip("; ".join(not_shown))
 
     return settle
 

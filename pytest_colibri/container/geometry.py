@@ -29,8 +29,9 @@ class SparseLayer:
 class Geometry:
     """A model container as its headers and ``config.json`` describe it; no weight has been read.
 
-    ``config`` is the parsed ``config.json``; ``family`` its ``model_type``. ``layers`` are the sparse layers
-    in ascending order. ``total_bytes`` = ``dense_bytes`` + ``expert_bytes``, payloads only.
+    ``family`` is the ``model_type`` of ``config.json``, ``config`` its part that describes the text model.
+    ``layers`` are the sparse layers in ascending order; ``index_layers`` counts those with tensors of a
+    sparse-attention indexer. ``total_bytes`` = ``dense_bytes`` + ``expert_bytes``, payloads only.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class Geometry:
     shards: int
     dense_bytes: int
     layers: tuple[SparseLayer, ...]
+    index_layers: int
 
     @property
     def expert_bytes(self) -> int:

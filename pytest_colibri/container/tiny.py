@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pytest_colibri.container.families import MLP_EXPERT_NAME
 from pytest_colibri.container.formats import WeightFormat, quantise
-from pytest_colibri.container.scan import EXPERT_NAME
 from pytest_colibri.container.usage import USAGE_FILE, write_usage
 from pytest_colibri.errors import UsageError
 
@@ -90,7 +90,7 @@ def write_tiny_model(
     stored: dict[str, NDArray[np.float32] | NDArray[np.uint8]] = {}
     for name, shape in _shapes():
         weights = _weights(name, shape, seed)
-        if expert_format.kind == "f32" or not EXPERT_NAME.fullmatch(name):
+        if expert_format.kind == "f32" or not MLP_EXPERT_NAME.fullmatch(name):
             stored[name] = weights
             continue
         payload, scales = quantise(weights, expert_format)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from pytest_colibri.errors import UsageError
-from pytest_colibri.host.amd import parse_rocm_smi
+from pytest_colibri.host.amdgpu import parse_drm
 from pytest_colibri.host.apple import parse_system_profiler
 from pytest_colibri.host.cpus import parse_lscpu, parse_mac_cores
+from pytest_colibri.host.devices import combine
+from pytest_colibri.host.hipinfo import parse_hipinfo
+from pytest_colibri.host.jetson import parse_device_tree
 from pytest_colibri.host.memory import parse_cgroup, parse_meminfo, parse_vm_stat
 from pytest_colibri.host.model import Accelerator, Host, Memory, Processor
 from pytest_colibri.host.nvidia import parse_nvidia_smi
+from pytest_colibri.host.rocm_smi import parse_rocm_smi
 from pytest_colibri.host.vulkan import parse_vulkan
 from pytest_colibri.profiles.model import Profile, Recording
 from pytest_colibri.units import Figure, smallest
@@ -32,7 +37,7 @@ def emulate_host(profile: Profile) -> Host:
     try:
         memory = _memory(texts)
         processor = _processor(texts)
-        accelerators = _accelerators(texts, memory)
+        accelerators, doubts = _accelerators(texts, memory)
     except UsageError as error:
         raise UsageError(f"{profile.path}: recording of {error}") from error
     return Host(
@@ -42,7 +47,7 @@ def emulate_host(profile: Profile) -> Host:
         memory=memory,
         processor=processor,
         accelerators=accelerators,
-        notes=tuple(_provenance(recording) for recording in profile.recordings),
+        notes=(*map(_provenance, profile.recordings), *doubts),
     )
 
 
@@ -69,17 +74,22 @@ def _processor(texts: Mapping[str, str]) -> Processor:
     return Processor(1, 1, "no recording", "no recording tells the number of cores; 1 is taken")
 
 
-def _accelerators(texts: Mapping[str, str], memory: Memory) -> tuple[Accelerator, ...]:
-    found: tuple[Accelerator, ...] = ()
-    if "vulkan" in texts:
-        found += parse_vulkan(texts["vulkan"])
-    if "nvidia-smi" in texts:
-        found += parse_nvidia_smi(texts["nvidia-smi"])
-    if "rocm-smi" in texts:
-        found += parse_rocm_smi(texts["rocm-smi"])
-    if "system_profiler" in texts:
-        found += parse_system_profiler(texts["system_profiler"], memory.total)
-    return found
+def _accelerators(
+    texts: Mapping[str, str], memory: Memory
+) -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
+    parsers: Mapping[str, Callable[[str], tuple[Accelerator, ...]]] = {
+        "vulkan": parse_vulkan,
+        "nvidia-smi": parse_nvidia_smi,
+        "device-tree": parse_device_tree,
+        "rocm-smi": parse_rocm_smi,
+        "amd-sysfs": parse_drm,
+        "hipinfo": parse_hipinfo,
+        "system_profiler": partial(parse_system_profiler, memory_total=memory.total),
+    }
+    found = {tool: parse(texts[tool]) if tool in texts else () for tool, parse in parsers.items()}
+    amd, doubts = combine(found["rocm-smi"] or found["hipinfo"], found["amd-sysfs"])
+    cuda = found["nvidia-smi"] or found["device-tree"]
+    return (*found["vulkan"], *cuda, *amd, *found["system_profiler"]), doubts
 
 
 def _provenance(recording: Recording) -> str:

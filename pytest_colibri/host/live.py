@@ -38,5 +38,11 @@ def probe_host(apis: frozenset[str]) -> Host:
         memory=memory,
         processor=probe_processor(),
         accelerators=tuple(device for devices, _ in found for device in devices),
-        notes=tuple(note for _, notes in found for note in notes),
+        notes=(*_surroundings(), *(note for _, notes in found for note in notes)),
     )
+
+
+def _surroundings() -> tuple[str, ...]:
+    if "microsoft" in platform.release().lower():
+        return ("WSL: the memory is that of the virtual machine, of which .wslconfig sets the size",)
+    return ()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from fnmatch import fnmatchcase
+from typing import get_args
 
 from pytest_colibri.errors import HostMismatch
+from pytest_colibri.host.devices import device_rank, physical_devices
 from pytest_colibri.host.model import Accelerator, Host
 from pytest_colibri.profiles.model import Backend, DeviceMatch, DeviceType, Profile
 
 _API_NAMES = {"vulkan": "Vulkan", "cuda": "CUDA", "rocm": "ROCm", "metal": "Metal"}
-_BEST_TYPE_FIRST: tuple[DeviceType, ...] = ("discrete", "integrated", "virtual", "other", "cpu")
 
 
 def mismatches(profile: Profile, host: Host) -> tuple[str, ...]:
@@ -23,13 +24,14 @@ def mismatches(profile: Profile, host: Host) -> tuple[str, ...]:
 def matching_accelerators(profile: Profile, host: Host) -> tuple[Accelerator, ...]:
     """Return the devices of the host that fit the profile, the best first.
 
-    Discrete comes before integrated whatever the size, then the larger; an unknown size ranks last.
+    Discrete comes before integrated whatever the size, then the larger; an unknown size ranks last. A device
+    that two drivers show is returned once.
     """
     device = profile.match.device
     if device is None:
         return ()
     fitting = [candidate for candidate in host.accelerators if _fits(profile, device, candidate)]
-    return tuple(sorted(fitting, key=_device_rank))
+    return tuple(device.views[0] for device in physical_devices(fitting))
 
 
 def best_profile(
@@ -37,10 +39,13 @@ def best_profile(
 ) -> tuple[Profile, str]:
     """Choose the profile that fits the host best; say why, and why the others were passed over.
 
+    Profiles that are taken by name only are none of them.
+
     A GPU comes before a software device, that before none; discrete before integrated; one of ``backends``,
     those that the engine under test computes on, before another (None: all alike); then the profile that asks
     for more. Raises HostMismatch when none fits.
     """
+    profiles = [profile for profile in profiles if profile.auto]
     fitting = [profile for profile in profiles if not _unmet(profile, host)]
     if not fitting:
         reasons = [sentence for profile in profiles for sentence in mismatches(profile, host)]
@@ -104,14 +109,9 @@ def _devices_of(host: Host, api: str) -> str:
     return f"has no {_API_NAMES[api]} device{instead}" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
-def _device_rank(device: Accelerator) -> tuple[int, bool, int]:
-    size = device.total.bytes
-    return _BEST_TYPE_FIRST.index(device.type), size is None, -(size or 0)
-
-
 def _profile_rank(profile: Profile, host: Host, backends: Container[Backend] | None) -> tuple[int, bool, int]:
     devices = matching_accelerators(profile, host)
-    type_rank = _BEST_TYPE_FIRST.index(devices[0].type) if devices else len(_BEST_TYPE_FIRST)
+    type_rank = device_rank(devices[0])[0] if devices else len(get_args(DeviceType))
     foreign = backends is not None and profile.backend not in backends
     return type_rank, foreign, -_constraint_count(profile)
 

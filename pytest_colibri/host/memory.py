@@ -25,7 +25,7 @@ from typing import Literal, Self
 from pytest_colibri.errors import Unavailable, UsageError
 from pytest_colibri.host.figures import within
 from pytest_colibri.host.model import Memory
-from pytest_colibri.host.tools import bounded, run_tool
+from pytest_colibri.host.tools import bounded, printed_files, run_tool
 from pytest_colibri.units import KIB, Figure, smallest
 
 CgroupVersion = Literal[1, 2]
@@ -65,12 +65,7 @@ def parse_cgroup(text: str, version: CgroupVersion) -> Figure:
 
     Headroom is limit - (used - reclaimable file cache). Unknown where no group has a limit.
     """
-    bounded(text, f"cgroup v{version}")
-    parts = re.split(r"^==> (.{1,4096}) <==$\n?", text, flags=re.MULTILINE)
-    groups: dict[PurePosixPath, dict[str, str]] = {}
-    for name, content in zip(parts[1::2], parts[2::2], strict=True):
-        path = PurePosixPath(name)
-        groups.setdefault(path.parent, {})[path.name] = content
+    groups = printed_files(text, f"cgroup v{version}")
     files = _CGROUP_FILES[version]
     if not any(files.limit in group for group in groups.values()):
         raise UsageError(f"cgroup v{version}: no '==> {files.limit} <==' in the text")

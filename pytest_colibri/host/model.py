@@ -73,7 +73,8 @@ class Accelerator:
     ``vendor`` is ``intel``, ``amd``, ``nvidia``, ``apple``, ``qualcomm``, ``arm``, ``mesa`` (software) or
     ``0x....`` for one without a name here. ``pool`` is the physical memory behind it, None when unknown.
     ``total`` and ``free`` are what an engine may count on; for a unified pool they bound the share of the
-    device, and never add to the RAM.
+    device, and never add to the RAM. ``processor`` is its architecture (``gfx1201``), None where the
+    interface does not name it.
     """
 
     identity: DeviceIdentity
@@ -86,6 +87,7 @@ class Accelerator:
     heaps: tuple[Heap, ...] = ()
     memory_types: tuple[MemoryType, ...] = ()
     queue_families: tuple[QueueFamily, ...] = ()
+    processor: str | None = None
 
     @property
     def is_software(self) -> bool:

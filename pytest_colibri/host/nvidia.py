@@ -9,29 +9,51 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from pytest_colibri.errors import Unavailable, UsageError
+from pytest_colibri.host.devices import combine
 from pytest_colibri.host.figures import within
+from pytest_colibri.host.jetson import parse_device_tree, read_device_tree
 from pytest_colibri.host.model import Accelerator, DeviceIdentity
 from pytest_colibri.host.tools import bounded, printable, run_tool
 from pytest_colibri.units import MIB, Figure
 
 _QUERY = "index,name,uuid,pci.bus_id,memory.total,memory.free"
 _INSTALL = "no NVIDIA driver: install it from NVIDIA or the distribution; it brings NVML and nvidia-smi"
-_SHARED = "[N/A]"
+_SHARED = ("[N/A]", "[Not Supported]")
 _HIDDEN = "[Insufficient Permissions]"
+_SLICED = "slices of their own (MIG is enabled)"
 
 
 def probe_nvidia() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
-    """Return the NVIDIA devices of this machine, and notes on what hindered the probe."""
+    """Return the NVIDIA devices of this machine, and notes on what hindered the probe.
+
+    NVML and nvidia-smi are both asked, and their figures compared. A Jetson of old has neither: its device
+    tree names it.
+    """
+    listed, notes = _probe_nvidia_smi()
     try:
-        return _probe_nvml(), ()
-    except Unavailable as nvml_error:
-        try:
-            output = run_tool(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
-        except Unavailable as error:
-            return (), (f"CUDA: {_INSTALL} ({nvml_error}; {error})",)
+        devices, sliced = _probe_nvml()
+    except Unavailable as error:
+        if listed or notes:
+            return listed, notes
+        jetson = parse_device_tree(read_device_tree())
+        return jetson, () if jetson else (f"CUDA: {_INSTALL} ({error})",)
+    combined, doubts = combine(devices, listed)
+    return tuple(
+        _with_memory(device, _SLICED, _SLICED) if device.identity.index in sliced else device
+        for device in combined
+    ), tuple(f"CUDA: {doubt}" for doubt in doubts)
+
+
+def _probe_nvidia_smi() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
+    """Return what nvidia-smi lists and why it does not; nothing of both where it is not installed."""
+    try:
+        output = run_tool(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
+    except Unavailable:
+        return (), ()
     if output.status != 0:
         message = printable(output.text.strip() or output.errors.strip() or "no message")
         return (), (f"CUDA: nvidia-smi ended with status {output.status}: {message}",)
@@ -44,7 +66,8 @@ def probe_nvidia() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
 def parse_nvidia_smi(text: str) -> tuple[Accelerator, ...]:
     """Return the devices of the CSV text. Raises UsageError for lines of another shape.
 
-    ``[N/A]`` memory means a chip that shares the RAM; ``[Insufficient Permissions]`` tells nothing.
+    ``[N/A]`` memory means a chip that shares the RAM; any other word in brackets, such as
+    ``[Insufficient Permissions]``, tells nothing.
     """
     lines = bounded(text, "nvidia-smi").splitlines()
     return tuple(_device(line) for line in lines if line.strip())
@@ -56,7 +79,8 @@ def _device(line: str) -> Accelerator:
     if len(columns) < 4 or not re.fullmatch(r"\d{1,4}", columns[0]):
         raise UsageError(f"nvidia-smi: {line[:80]!r} does not have the columns {_QUERY}")
     index, *middle, total, free = columns
-    pci = _pci(middle[-1])
+    middle = [column for column in middle if column not in _SHARED]
+    pci = _pci(middle[-1]) if middle else None
     middle = middle[:-1] if pci else middle
     uuid = _uuid(middle[-1]) if middle else None
     name = ", ".join(middle[:-1] if uuid else middle)
@@ -68,7 +92,7 @@ def _device(line: str) -> Accelerator:
 
 def _memory_column(column: str, which: str) -> Figure | str:
     """Return the figure, or the word that stands in its place."""
-    if column in (_SHARED, _HIDDEN):
+    if re.fullmatch(r"\[[\w /-]{1,60}\]", column):
         return column
     if not re.fullmatch(r"\d{1,9}", column):
         raise UsageError(f"nvidia-smi: memory.{which} {column[:40]!r} is no number of MiB")
@@ -78,19 +102,29 @@ def _memory_column(column: str, which: str) -> Figure | str:
 def _accelerator(
     identity: DeviceIdentity, driver: str, total: Figure | str, free: Figure | str
 ) -> Accelerator:
+    unknown = Figure(None, "not asked")
+    device = Accelerator(identity, "nvidia", "other", driver, None, unknown, unknown)
+    return _with_memory(device, total, free)
+
+
+def _with_memory(device: Accelerator, total: Figure | str, free: Figure | str) -> Accelerator:
+    """Return the device with its memory, and with the type and the pool that the memory tells."""
     if isinstance(total, Figure):
         free = free if isinstance(free, Figure) else Figure(None, f"the driver gives free memory as {free}")
-        return Accelerator(identity, "nvidia", "discrete", driver, "discrete", total, within(total, free))
+        return replace(device, type="discrete", pool="discrete", total=total, free=within(total, free))
     unknown = Figure(None, f"the driver gives memory as {total}")
-    if total == _SHARED:
-        return Accelerator(identity, "nvidia", "integrated", driver, "unified", unknown, unknown)
-    return Accelerator(identity, "nvidia", "other", driver, None, unknown, unknown)
+    if total in _SHARED:
+        return replace(device, type="integrated", pool="unified", total=unknown, free=unknown)
+    return replace(device, type="other", pool=None, total=unknown, free=unknown)
 
 
-def _probe_nvml() -> tuple[Accelerator, ...]:
+def _probe_nvml() -> tuple[tuple[Accelerator, ...], frozenset[int]]:
+    """Return the devices, and the indices of those whose memory MIG gives away in slices."""
     with _nvml() as nvml:
         driver = f"nvidia {nvml.nvmlSystemGetDriverVersion()}"
-        return tuple(_nvml_device(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount()))
+        indices = range(nvml.nvmlDeviceGetCount())
+        devices = tuple(_nvml_device(nvml, index, driver) for index in indices)
+        return devices, frozenset(index for index in indices if _is_sliced(nvml, index))
 
 
 @contextmanager
@@ -121,10 +155,18 @@ def _nvml_device(nvml: Any, index: int, driver: str) -> Accelerator:
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError_NotSupported:
-        return _accelerator(identity, driver, _SHARED, _SHARED)
+        return _accelerator(identity, driver, _SHARED[0], _SHARED[0])
     except nvml.NVMLError_NoPermission:
         return _accelerator(identity, driver, _HIDDEN, _HIDDEN)
     return _accelerator(identity, driver, Figure(memory.total, "NVML"), Figure(memory.free, "NVML"))
+
+
+def _is_sliced(nvml: Any, index: int) -> bool:
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(index))
+    except nvml.NVMLError:
+        return False
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _uuid(text: str) -> str | None:

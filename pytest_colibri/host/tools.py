@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from pytest_colibri.errors import Unavailable, UsageError
@@ -88,6 +89,16 @@ class _Head:
         """Return what was kept; a process that escaped from the group may still hold the pipe."""
         self._thread.join(_LAST_WORDS_S)
         return bytes(self._kept).decode("utf-8", "replace")
+
+
+def printed_files(text: str, what: str) -> dict[PurePosixPath, dict[str, str]]:
+    """Return the files that ``tail -n +1`` printed one after another, by folder and name."""
+    parts = re.split(r"^==> (.{1,4096}) <==$\n?", bounded(text, what), flags=re.MULTILINE)
+    folders: dict[PurePosixPath, dict[str, str]] = {}
+    for name, content in zip(parts[1::2], parts[2::2], strict=True):
+        path = PurePosixPath(name)
+        folders.setdefault(path.parent, {})[path.name] = content
+    return folders
 
 
 def bounded(text: str, what: str) -> str:

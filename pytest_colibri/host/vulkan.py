@@ -59,6 +59,8 @@ _TYPES: tuple[DeviceType, ...] = (
     "cpu",
 )  # as VkPhysicalDeviceType
 _POOLS: Mapping[DeviceType, Pool] = {"cpu": "unified", "integrated": "unified", "discrete": "discrete"}
+_PROCESSOR = re.compile(r"\bgfx[0-9a-f]{3,5}\b", re.IGNORECASE)
+_DOZEN = 23  # VkDriverId of Mesa's driver over Direct3D 12
 _SOFTWARE_NAMES = re.compile(r"llvmpipe|swiftshader", re.IGNORECASE)
 _LIMITS = (
     "maxStorageBufferRange",
@@ -189,11 +191,12 @@ def _device(entry: _Entry) -> Accelerator:
         api="vulkan",
         index=entry.number("index"),
         name=entry.text("name"),
-        uuid=entry.optional_match("device_uuid", "[0-9a-f]{32}"),
+        uuid=_uuid(entry),
         pci=entry.optional_match("pci", "[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"),
     )
     vendor_id = entry.number("vendor_id")
     driver = entry.entry("driver")
+    processor = _PROCESSOR.search(identity.name)
     device_type = _device_type(entry, identity.name)
     heaps = tuple(_heap(index, heap) for index, heap in enumerate(entry.entries("heaps")))
     pool = _POOLS.get(device_type)
@@ -213,7 +216,14 @@ def _device(entry: _Entry) -> Accelerator:
         queue_families=tuple(
             _queue_family(index, family) for index, family in enumerate(entry.entries("queue_families"))
         ),
+        processor=processor[0].lower() if processor else None,
     )
+
+
+def _uuid(entry: _Entry) -> str | None:
+    """Return the UUID; Dozen hashes vendor and device IDs into one, which tells a model and no card."""
+    uuid = entry.optional_match("device_uuid", "[0-9a-f]{32}")
+    return None if entry.entry("driver").number("id") == _DOZEN else uuid
 
 
 def _device_type(entry: _Entry, name: str) -> DeviceType:

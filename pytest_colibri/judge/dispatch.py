@@ -131,7 +131,15 @@ def _judge_phase(
         elsewhere = sighting.elsewhere(claim)
         reason += f"; {elsewhere}" if elsewhere else ""
         return _verdict(claim, title, "broken", sighting, witnessed, reason, phase)
-    return _verdict(claim, title, "held", sighting, f"{witnessed} (at least {needed} each)", "", phase)
+    return _verdict(
+        claim,
+        title,
+        "held",
+        sighting,
+        f"{witnessed} (at least {needed}{' each' if len(counts) > 1 else ''})",
+        "",
+        phase,
+    )
 
 
 def _by_piece(claim: Claim, piece_of: Mapping[str, str], phases: Iterable[PhaseCounts]) -> dict[str, int]:

@@ -15,12 +15,13 @@ def judge_ending(statement: Statement, output: Output) -> Verdict:
     A refusal claims nothing. A run that we ended shows nothing about the engine's work: it may hang or be
     slow, and the memory verdicts speak of the floor.
     """
+    if output.survivors:
+        reason = f"processes that it started could not be ended: {', '.join(output.survivors)}"
+        return _ending("broken", output, reason)
     if output.truncated:
         return _ending("unwitnessed", output, "its output is too long to be kept whole")
     if output.ended == "timeout":
-        seconds = output.wall_us // 10**6
-        reason = f"no end after {seconds} s; its processes were killed (--colibri-timeout gives it more time)"
-        return _ending("unwitnessed", output, reason)
+        return _ending("unwitnessed", output, out_of_time(output))
     if output.ended == "floor":
         return _ending("unwitnessed", output, "stopped at the memory floor, before it was done")
     if statement.refused is not None:
@@ -29,6 +30,12 @@ def judge_ending(statement: Statement, output: Output) -> Verdict:
         last = next((line for line in reversed(output.stderr) if line.strip()), "nothing on standard error")
         return _ending("broken", output, f"ended before it was done; last words: {last}")
     return _ending("held", output, "")
+
+
+def out_of_time(output: Output) -> str:
+    """Say that a run was ended at its timeout, and what to do."""
+    seconds = output.wall_us / 10**6
+    return f"no end after {seconds:.1f} s; its processes were killed (--colibri-timeout gives it more time)"
 
 
 def _ending(state: State, output: Output, reason: str) -> Verdict:

@@ -23,6 +23,7 @@ from pytest_colibri.host.matching import matching_accelerators
 from pytest_colibri.host.memory import AvailableMemory
 from pytest_colibri.host.model import Accelerator, Host
 from pytest_colibri.judge.dispatch import Due, Sighting
+from pytest_colibri.judge.ending import out_of_time
 from pytest_colibri.judge.memory import judge_plan
 from pytest_colibri.judge.tokens import TokenReference
 from pytest_colibri.planner import reference as planner
@@ -142,6 +143,17 @@ class PlanBroken(ColibriError):
     """The plan breaks its own rules or the machine's, so that no engine is started on it."""
 
 
+def dispatch_reach(backend: Backend) -> Reach:
+    """Say what the dispatch witness can see of a backend on this machine."""
+    if backend == "cpu":
+        return Reach(WITNESS, False, "not asked: the backend cpu dispatches nothing")
+    if backend == "vulkan":
+        return DispatchTracer().reach()
+    return Reach(
+        WITNESS, False, f"counts Vulkan calls only: what is dispatched through {backend} is not seen"
+    )
+
+
 class Trials:
     """Plans and runs the cases of one session; each is run once.
 
@@ -167,7 +179,7 @@ class Trials:
         self.accelerators: tuple[Accelerator, ...] = matching_accelerators(profile, host)[:1]
         self.done: list[Trial] = []
         self._directory = directory
-        self._reach = reach if profile.backend == "vulkan" else _no_reach(profile.backend)
+        self._reach = reach
         self._floor_bytes = floor_bytes
         self._timeout_s = timeout_s
         self._reference_runs: dict[tuple[Path, Mode], ReferenceRun] = {}
@@ -180,7 +192,8 @@ class Trials:
         if not usage:
             routing = self.reference_run(case).routing
             usage = Counter(expert for batch in routing for expert in experts_of(batch))
-        return self._plan(case, self.profile.backend, usage)
+        user = {**engine_variables(os.environ), **self.profile.environment}
+        return self._plan(case, self.profile.backend, usage, user)
 
     def run(self, case: Case) -> Trial:
         """Run a case, or return its trial if it was run before.
@@ -214,16 +227,21 @@ class Trials:
 
     def _run_reference(self, case: Case) -> ReferenceRun:
         trace = self._new_directory() / "routing.txt"
-        plan = self._plan(case, "cpu", {})
-        statement, output, _, memory = self._watch(case, plan, reference_engine(), _no_reach("cpu"), trace)
+        plan = self._plan(case, "cpu", usage={}, user={})
+        statement, output, _, memory = self._watch(
+            case, plan, reference_engine(), dispatch_reach("cpu"), trace
+        )
         if output.status != 0:
-            reason = statement.refused or (output.stderr[-1] if output.stderr else f"status {output.status}")
+            last = output.stderr[-1] if output.stderr else f"status {output.status}"
+            reason = out_of_time(output) if output.ended == "timeout" else statement.refused or last
             raise ColibriError(
                 f"{case.model}: the embedded engine cannot run this model on the CPU: {reason}"
             )
         return ReferenceRun(statement, output, memory, tuple(read_route_trace(trace)))
 
-    def _plan(self, case: Case, backend: Backend, usage: Mapping[tuple[int, int], int]) -> Plan:
+    def _plan(
+        self, case: Case, backend: Backend, usage: Mapping[tuple[int, int], int], user: Mapping[str, str]
+    ) -> Plan:
         geometry = self._model(case.model).geometry
         return planner.plan(
             PlanRequest(
@@ -235,7 +253,7 @@ class Trials:
                 slots_per_layer=SLOTS[case.placement],
                 prompt_width=len(case.reference.full),
                 usage=usage,
-                environment={**engine_variables(os.environ), **self.profile.environment},
+                environment=user,
                 disk_free=free_disk(case.model),
             )
         )
@@ -309,17 +327,10 @@ class Trials:
         return Path(tempfile.mkdtemp(dir=self._directory))
 
 
-def _no_reach(backend: Backend) -> Reach:
-    if backend == "cpu":
-        return Reach(WITNESS, False, "not asked: the backend cpu dispatches nothing")
-    return Reach(
-        WITNESS, False, f"counts Vulkan calls only: what is dispatched through {backend} is not seen"
-    )
-
-
 def _files_of(folder: Path) -> frozenset[tuple[str, tuple[int, int]]]:
     """Return the files of a model folder with size and time of change, to see whether a run touches them."""
-    return frozenset((e.name, (e.stat().st_size, e.stat().st_mtime_ns)) for e in os.scandir(folder))
+    found = ((entry.name, entry.stat(follow_symlinks=False)) for entry in os.scandir(folder))
+    return frozenset((name, (status.st_size, status.st_mtime_ns)) for name, status in found)
 
 
 def _check_floor(floor_bytes: int) -> None:

@@ -13,6 +13,7 @@ from pytest_colibri.profiles.model import Backend
 from pytest_colibri.units import Figure
 
 Policy = Literal["quality", "balanced", "experimental-fast"]
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 Bottleneck = Literal["disk", "mixed", "compute"]
 
 NOT_ASKED = Figure(None, "not asked")
@@ -24,7 +25,8 @@ class PlanRequest:
 
     ``accelerators`` are the devices that may take experts (those that the profile names, never a CPU device
     taken for a GPU); empty for a CPU plan. ``ram_bytes`` and ``vram_bytes`` bound the two budgets,
-    ``slots_per_layer`` the RAM cache. ``context`` and ``prompt_width`` count tokens. ``usage`` maps (layer,
+    ``slots_per_layer`` the RAM cache. ``context`` and ``prompt_width`` count tokens; each
+    of ``kv_slots`` caches a whole context in ``kv_type``. ``usage`` maps (layer,
     expert) to how often it was used: the hot experts are taken in that order. ``environment`` holds the
     user's own variables, which win. ``disk_free`` is the free space of the model's file system.
     """
@@ -38,6 +40,7 @@ class PlanRequest:
     slots_per_layer: int | None = None
     context: int = 4096
     kv_slots: int = 1
+    kv_type: KvType = "f32"
     prompt_width: int = 64
     policy: Policy = "balanced"
     usage: Mapping[tuple[int, int], int] = field(default_factory=dict)

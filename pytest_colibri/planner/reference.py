@@ -23,7 +23,7 @@ def plan(request: PlanRequest) -> Plan:
     refuse_bad_figures(request)
     geometry = request.geometry
     limit = budgets.limit_of(request.host)
-    runtime_parts = runtime.runtime_parts(geometry, request.context, request.kv_slots)
+    runtime_parts = runtime.runtime_parts(request)
     runtime_bytes = sum(part.bytes or 0 for part in runtime_parts.values())
     sizes = tiers.bytes_of_experts(geometry)
     ranked = tiers.rank_hot_experts(geometry, request.usage)

@@ -72,6 +72,7 @@ def load_profile(path: Path) -> Profile:
         environment=MappingProxyType(dict(value.get("environment", {}))),
         recordings=_recordings(document),
         path=path,
+        auto=value.get("auto", True),
     )
 
 

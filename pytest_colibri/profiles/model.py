@@ -19,7 +19,10 @@ Tool = Literal[
     "vm_stat",
     "lscpu",
     "nvidia-smi",
+    "device-tree",
     "rocm-smi",
+    "amd-sysfs",
+    "hipinfo",
     "vulkan",
     "system_profiler",
 ]
@@ -72,7 +75,8 @@ class Profile:
     ``pool`` tells whether the accelerator shares the RAM: None without accelerator, and where the profile
     takes devices of either kind, since then the device decides. ``tiers`` are those that an engine is claimed
     to have there. ``environment`` holds variables for the engine, which win over what a planner exports.
-    ``path`` is the file that the profile was read from.
+    ``path`` is the file that the profile was read from. One that is not ``auto`` describes a single machine,
+    and is taken by name only.
     """
 
     name: str
@@ -84,3 +88,4 @@ class Profile:
     environment: Mapping[str, str]
     recordings: tuple[Recording, ...]
     path: Path
+    auto: bool = True

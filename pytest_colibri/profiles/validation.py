@@ -17,7 +17,12 @@ VIOLATION_LIMIT = 20
 
 Violation = tuple[Mark, str, str]
 
-_TYPES = {"string": "text", "array": "a list", "object": "a mapping of keys to values"}
+_TYPES = {
+    "string": "text",
+    "array": "a list",
+    "object": "a mapping of keys to values",
+    "boolean": "true or false",
+}
 _MOST_OR_LEAST = {
     "minItems": "at least {} in the list",
     "maxItems": "at most {} in the list",

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pytest_colibri.errors import UsageError
+from pytest_colibri.planner.environment import engine_variables
 from pytest_colibri.planner.plan import Plan
 from pytest_colibri.profiles.model import Backend
 from pytest_colibri.subjects.protocol import PIECES, EngineRequest, Launch, ShaderFile
@@ -30,11 +31,14 @@ class ProgramSubject:
     def launch(self, request: EngineRequest, plan: Plan, directory: Path) -> Launch:
         """Write the request to ``directory`` and describe the process that answers it.
 
-        The planned environment is laid over the caller's own. :class:`OSError` when writing fails.
+        Of the caller's environment the engine gets what does not speak to engines; the rest is the plan's,
+        which has the user's own values in it. :class:`OSError` when writing fails.
         """
         path = directory / "request.json"
         path.write_text(json.dumps(_request_to_json(request), indent=1), encoding="utf-8")
-        environment = {**os.environ, **dict(self.environment), **plan.environment}
+        bystanders = os.environ.keys() - engine_variables(os.environ).keys()
+        inherited = {name: os.environ[name] for name in bystanders}
+        environment = {**inherited, **dict(self.environment), **plan.environment}
         return Launch((*self.command, str(path)), environment, directory)
 
 

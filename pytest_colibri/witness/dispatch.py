@@ -180,8 +180,7 @@ class Trace:
     def _kill(self, pid: int) -> None:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-            if pid != self._pid:
-                os.waitpid(pid, 0)  # its parent is told only after its tracer, which is a thread of ours
+            os.waitpid(pid, 0)  # its parent is told only after its tracer, which is a thread of ours
 
     def _load_agent(self, session: frida.Session) -> None:
         script = session.create_script(_source("agent.js"))
@@ -221,7 +220,7 @@ def _obstacle() -> str | None:
     except ImportError:
         return _INSTALL
     trial = Launch((sys.executable, "-I", "-S", "-c", ""), {}, Path.cwd(), timeout_s=30.0)
-    with OwnedProcess(trial, gated=True) as process, DispatchTracer().follow(process.pid) as trace:
+    with OwnedProcess(trial) as process, DispatchTracer().follow(process.pid) as trace:
         process.open_gate()
         process.run()
     return None if trace.failure is None else f"{trace.failure}. {_advice()}"

@@ -114,7 +114,8 @@ class MemoryEvidence:
 @dataclass(frozen=True)
 class Output:
     """What the process left behind. ``status`` is its exit status, negative for a signal. ``ended`` says who
-    ended it; lines are without their newline and bounded in number and length (``truncated``)."""
+    ended it; lines are without their newline. A stream is kept up to the first line that goes beyond its
+    bounds (``truncated``). ``survivors`` names processes of the run that could not be ended."""
 
     status: int
     ended: Literal["itself", "timeout", "floor"]
@@ -122,6 +123,7 @@ class Output:
     stderr: tuple[str, ...]
     wall_us: int
     truncated: bool = False
+    survivors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self
@@ -26,55 +25,84 @@ if TYPE_CHECKING:
     import psutil
 
 MAX_LINES = 100_000
-MAX_LINE_BYTES = 64 * KIB
+MAX_LINE_BYTES = 8 * MIB
 MAX_STREAM_BYTES = 16 * MIB
 GRACE_S = 1.0
 
 _TREE_REFRESH_S = 0.1
-_GATE = Path(__file__).with_name("gate.py")
+_LAUNCHER = Path(__file__).with_name("launcher.py")
 
 Ended = Literal["itself", "timeout", "floor"]
 _Stream = Literal["stdout", "stderr"]
 
 
 class OwnedProcess:
-    """Starts ``launch`` in a session of its own; leaving the context ends its whole tree.
+    """Starts ``launch`` in a session of its own; leaving the context ends its whole tree, and so does the
+    end of this process.
 
-    A ``gated`` process waits for :meth:`open_gate` before it becomes the program, so that a tracer is in
-    place before its first instruction. Output is bounded: MAX_LINES, MAX_LINE_BYTES and MAX_STREAM_BYTES for
-    each stream. Raises UsageError when the program or the directory does not exist or cannot be used.
+    It waits for :meth:`open_gate` before it becomes the program, so that a tracer is in place before its
+    first instruction (not on Windows, where nothing traces it). Output is bounded: MAX_LINES, MAX_LINE_BYTES
+    and MAX_STREAM_BYTES for each stream, of which nothing is kept from the first line on that goes beyond.
+    Raises UsageError when the program or the directory does not exist or cannot be used.
     """
 
-    def __init__(self, launch: Launch, *, gated: bool) -> None:
+    def __init__(self, launch: Launch) -> None:
         self._argv = (_program(launch), *launch.argv[1:])
         self._launch = launch
-        self._gated = gated
+        self._report: IO[bytes] | None = None
         self._process = self._start()
-        self.pid = self._process.pid
-        self.tree = ProcessTree(self.pid)
+        self.pid = self._process.pid if self._report is None else self._reported_pid(self._report)
+        self.tree = ProcessTree(self.pid, adopter=self._process.pid)
         self._ended: Ended = "itself"
         self._truncated = False
         self._exited = threading.Event()
         self._lines: dict[_Stream, list[str]] = {"stdout": [], "stderr": []}
         self._events: queue.SimpleQueue[tuple[_Stream, str | None] | None] = queue.SimpleQueue()
         _prefer_for_out_of_memory_kill(self.pid)
-        if gated and self._process.stdout is not None:
-            self._process.stdout.readline()  # a tracer that attaches to a process still loading can crash it
 
     def _start(self) -> subprocess.Popen[bytes]:
-        gate = (sys.executable, "-I", "-S", str(_GATE))
+        return self._start_program() if sys.platform == "win32" else self._start_launcher()
+
+    def _start_program(self) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                gate if self._gated else self._argv,
-                stdin=subprocess.PIPE if self._gated else subprocess.DEVNULL,
+                self._argv,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=None if self._gated else dict(self._launch.environment),
+                env=dict(self._launch.environment),
+                cwd=self._launch.directory,
+            )
+        except OSError as error:
+            raise self._not_started(str(error.strerror)) from None
+
+    def _start_launcher(self) -> subprocess.Popen[bytes]:
+        reader, writer = os.pipe()
+        self._report = os.fdopen(reader, "rb")
+        try:
+            return subprocess.Popen(
+                (sys.executable, "-I", "-S", str(_LAUNCHER), str(writer)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(writer,),
                 cwd=self._launch.directory,
                 start_new_session=True,
             )
         except OSError as error:
-            raise UsageError(f"{self._argv[0]}: cannot be started: {error.strerror}") from None
+            self._report.close()
+            raise self._not_started(f"{sys.executable}: {error.strerror}") from None
+        finally:
+            os.close(writer)
+
+    def _reported_pid(self, report: IO[bytes]) -> int:
+        line = report.readline()  # a tracer that attaches to a process still loading can crash it
+        if not line:
+            raise self._not_started(f"{sys.executable} could not run {_LAUNCHER}")
+        return int(line)
+
+    def _not_started(self, reason: str) -> UsageError:
+        return UsageError(f"{self._argv[0]}: cannot be started: {reason}")
 
     @property
     def has_ended(self) -> bool:
@@ -82,13 +110,16 @@ class OwnedProcess:
         return self._exited.is_set()
 
     def open_gate(self) -> None:
-        """Let a gated process become the program."""
-        if self._process.stdin is None:
-            raise ValueError("only a gated process has a gate")
+        """Let the process become the program. Raises UsageError when it cannot be executed."""
+        if self._report is None or self._process.stdin is None:
+            return
         order = {"argv": self._argv, "env": dict(self._launch.environment)}
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
+        obstacle = self._report.read()  # ends when the program is executed
+        if obstacle:
+            raise self._not_started(obstacle.decode())
 
     def __enter__(self) -> Self:
         for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
@@ -97,25 +128,33 @@ class OwnedProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         self._end(GRACE_S)
+        for pipe in (self._process.stdin, self._report):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
     def _read(self, stream: _Stream, pipe: IO[bytes]) -> None:
-        lines = kept_bytes = 0
-        at_line_start = True
         with pipe:
-            while part := pipe.readline(MAX_LINE_BYTES):
-                if at_line_start and lines < MAX_LINES and kept_bytes + len(part) <= MAX_STREAM_BYTES:
-                    self._events.put((stream, part.decode(errors="replace").rstrip("\r\n")))
-                    lines, kept_bytes = lines + 1, kept_bytes + len(part)
-                else:
-                    self._truncated = True
-                at_line_start = part.endswith(b"\n")
+            for line in self._within_bounds(pipe):
+                self._events.put((stream, line.decode(errors="replace").rstrip("\r\n")))
+            while pipe.read(64 * KIB):
+                self._truncated = True  # read on, for a full pipe would stop the engine
         self._events.put((stream, None))
 
+    def _within_bounds(self, pipe: IO[bytes]) -> Iterator[bytes]:
+        room = MAX_STREAM_BYTES
+        for _ in range(MAX_LINES):
+            line = pipe.readline(MAX_LINE_BYTES + 1)
+            room -= len(line)
+            if len(line) > MAX_LINE_BYTES or room < 0:
+                self._truncated = True
+                return
+            if not line:
+                return
+            yield line
+
     def _await_exit(self) -> None:
-        _until_ended(self.pid)
         self._process.wait()
         self._exited_at = time.monotonic()
         self._exited.set()
@@ -160,6 +199,7 @@ class OwnedProcess:
             stderr=tuple(self._lines["stderr"]),
             wall_us=int((self._exited_at - began) * 1e6),
             truncated=self._truncated,
+            survivors=self.tree.survivors(GRACE_S),
         )
 
     def stop_at_floor(self) -> None:
@@ -173,7 +213,9 @@ class OwnedProcess:
             self._signal_tree(forcibly=False)
             self._exited.wait(grace_s)
         self._signal_tree(forcibly=True)
-        self._exited.wait(GRACE_S)
+        if not self._exited.wait(GRACE_S):
+            self._process.kill()
+            self._exited.wait(GRACE_S)
 
     def _signal_tree(self, *, forcibly: bool) -> None:
         import psutil
@@ -189,12 +231,13 @@ class OwnedProcess:
 
 class ProcessTree:
     """A process that leads its session, and its descendants: also those whose parents have ended since, as
-    long as they were seen once or stayed in the session."""
+    long as they were seen once, stayed in the session, or became children of ``adopter``."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, adopter: int) -> None:
         import psutil
 
         self._leader = pid
+        self._adopter = adopter
         self._lock = threading.Lock()
         self._refresh_due = 0.0
         self._known: dict[int, psutil.Process] = {}
@@ -216,6 +259,18 @@ class ProcessTree:
             self._refresh()
             return tuple(self._known.values())
 
+    def survivors(self, patience_s: float) -> tuple[str, ...]:
+        """Name the processes of the tree that still run after ``patience_s`` seconds."""
+        import psutil
+
+        _, alive = psutil.wait_procs(self.remaining(), timeout=patience_s)
+        named = []
+        for process in alive:
+            with suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    named.append(f"{process.name()} (process {process.pid})")
+        return tuple(named)
+
     def _refresh(self) -> None:
         import psutil
 
@@ -230,7 +285,8 @@ class ProcessTree:
                     self._strangers.add(process)  # asking again each time would cost milliseconds
 
     def _belongs(self, process: psutil.Process) -> bool:
-        if process.ppid() in self._known:
+        parent = process.ppid()
+        if parent in self._known or parent == self._adopter:
             return True
         return sys.platform != "win32" and os.getsid(process.pid) == self._leader
 
@@ -268,16 +324,6 @@ def _program(launch: Launch) -> str:
         where = "" if by_path else " in the PATH of its environment"
         raise UsageError(f"{name}: no such program{where}, or it may not be executed")
     return found
-
-
-def _until_ended(pid: int) -> None:
-    """Wait for the end without waitpid: on Linux that would take the stops which the tracer of this process,
-    a thread of the same program, waits for."""
-    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
-        with suppress(OSError), open(os.pidfd_open(pid), "rb") as descriptor:  # noqa: PTH123
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            poll.poll()
 
 
 def _prefer_for_out_of_memory_kill(pid: int) -> None:

@@ -43,9 +43,9 @@ def _start(
 ) -> tuple[OwnedProcess, Trace | None]:
     """Start the process under the tracer; anew without it when attaching failed and may have harmed it."""
     if tracer is None:
-        return stack.enter_context(OwnedProcess(launch, gated=False)), None
+        return _started(launch, stack), None
     with ExitStack() as attempt:
-        process = attempt.enter_context(OwnedProcess(launch, gated=True))
+        process = attempt.enter_context(OwnedProcess(launch))
         trace = attempt.enter_context(tracer.follow(process.pid))
         if trace.failure is None:
             process.open_gate()
@@ -54,4 +54,10 @@ def _start(
         if trace.failure is None:
             stack.push(attempt.pop_all())
             return process, trace
-    return stack.enter_context(OwnedProcess(launch, gated=False)), trace
+    return _started(launch, stack), trace
+
+
+def _started(launch: Launch, stack: ExitStack) -> OwnedProcess:
+    process = stack.enter_context(OwnedProcess(launch))
+    process.open_gate()
+    return process

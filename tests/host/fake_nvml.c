@@ -1,11 +1,12 @@
-/* The part of NVML that is asked for, on a machine with a chip that shares the RAM and two cards. */
+/* The part of NVML that is asked for, on a machine with a chip that shares the RAM and three cards, the last in slices. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4 };
 
-static const char *const NAMES[] = {"NVIDIA GB10", "NVIDIA A100-SXM4-80GB", "NVIDIA H200"};
+static const char *const NAMES[] = {"NVIDIA GB10", "NVIDIA A100-SXM4-80GB", "NVIDIA H200",
+                                   "NVIDIA H100"};
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return SUCCESS; }
 int nvmlInit_v2(void) { return SUCCESS; }
@@ -14,7 +15,7 @@ int nvmlSystemGetDriverVersion(char *text, unsigned size) {
     snprintf(text, size, "580.95.05");
     return SUCCESS;
 }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return SUCCESS; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     *device = (void *)(uintptr_t)(index + 1);
     return SUCCESS;
@@ -46,5 +47,9 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
     if (place(device) == 1) return NO_PERMISSION;
     *memory = (struct memory){150754820096ULL, 150000000000ULL, 754820096ULL};
     return SUCCESS;
+}
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
+    *current = *pending = place(device) == 3;
+    return place(device) == 0 ? NOT_SUPPORTED : SUCCESS;
 }
 const char *nvmlErrorString(int code) { (void)code; return "fault"; }

@@ -13,9 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_colibri.errors import UsageError
-from pytest_colibri.host.amd import parse_rocm_smi, probe_amd
+from pytest_colibri.host.amd import probe_amd
+from pytest_colibri.host.amdgpu import parse_drm, read_drm
 from pytest_colibri.host.apple import parse_system_profiler, probe_apple
+from pytest_colibri.host.hipinfo import parse_hipinfo
+from pytest_colibri.host.jetson import parse_device_tree
 from pytest_colibri.host.nvidia import parse_nvidia_smi, probe_nvidia
+from pytest_colibri.host.rocm_smi import parse_rocm_smi
 from pytest_colibri.units import MIB, Figure
 
 PROJECT = Path(__file__).parents[2]
@@ -60,6 +64,90 @@ def test_memory_that_may_not_be_seen_is_unknown_and_no_pool():
     assert found.pool is None
     assert (found.total.bytes, found.free.bytes) == (None, None)
     assert "[Insufficient Permissions]" in found.total.source
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "pool"),
+    [
+        ("0, Orin (nvgpu), [N/A], [N/A], [N/A], [N/A]", "Orin (nvgpu)", "unified"),
+        ("0, NVIDIA Thor, [Not Supported], [Not Supported]", "NVIDIA Thor", "unified"),
+        ("0, NVIDIA H200, [Unknown Error], [Unknown Error]", "NVIDIA H200", None),
+    ],
+)
+def test_words_in_place_of_figures_are_no_error(line, name, pool):
+    (found,) = parse_nvidia_smi(f"{line}\n")
+    assert (found.identity.name, found.pool, found.total.bytes) == (name, pool, None)
+
+
+TEGRA = "NVIDIA Jetson AGX Orin Developer Kit\nnvidia,p3737-0000+p3701-0005\nnvidia,tegra234\n"
+
+
+def test_a_jetson_without_nvidia_smi_is_known_by_its_device_tree():
+    (found,) = parse_device_tree(TEGRA)
+    assert found.identity.name == "NVIDIA Jetson AGX Orin Developer Kit"
+    assert (found.pool, found.total.bytes) == ("unified", None)
+    assert parse_device_tree("Raspberry Pi 5 Model B Rev 1.0\nraspberrypi,5-model-b\n") == ()
+    assert parse_device_tree("") == ()
+
+
+HIPINFO = """
+--------------------------------------------------------------------------------
+device#                           0
+Name:                             AMD Radeon RX 7900 XTX
+pciBusID:                         3
+pciDeviceID:                      0
+pciDomainID:                      0
+isIntegrated:                     0
+gcnArchName:                      gfx1100
+peers:
+non-peers:                        device#0
+
+memInfo.total:                    23.98 GB
+memInfo.free:                     23.84 GB (99%)
+--------------------------------------------------------------------------------
+device#                           1
+Name:                             AMD Radeon(TM) 8050S Graphics
+isIntegrated:                     {}
+gcnArchName:                      {}
+memInfo.total:                    24.26 GB
+memInfo.free:                     24.10 GB (99%)
+"""
+
+
+@pytest.mark.parametrize(("integrated", "gfx"), [(1, "gfx9999"), (0, "gfx1151")])
+def test_hipinfo_tells_the_memory_of_a_card_and_only_the_name_of_an_apu(integrated, gfx):
+    card, apu = parse_hipinfo(HIPINFO.format(integrated, gfx))
+    assert (card.identity.name, card.identity.pci) == ("AMD Radeon RX 7900 XTX", "0000:03:00.0")
+    assert (card.processor, card.pool) == ("gfx1100", "discrete")
+    assert (card.total.bytes, card.free.bytes) == (25_748_328_940, 25_598_005_084)
+    assert (apu.identity.index, apu.identity.name) == (1, "AMD Radeon(TM) 8050S Graphics")
+    assert (apu.pool, apu.total.bytes, apu.free.bytes) == ("unified", None, None)
+
+
+def test_hipinfo_without_figures_is_unknown_and_without_devices_refused():
+    (card,) = parse_hipinfo("device# 0\nName: AMD Radeon RX 7600\ngcnArchName: gfx1102\n")
+    assert (card.total.bytes, card.identity.pci) == (None, None)
+    with pytest.raises(UsageError, match="hipinfo"):
+        parse_hipinfo("hipErrorNoDevice\n")
+
+
+def test_the_files_of_amdgpu_are_read_as_a_recording_shows_them(tmp_path):
+    card = tmp_path / "card1" / "device"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x1002\n")
+    (card / "device").write_text("0x67df\n")
+    (card / "uevent").write_text("PCI_SLOT_NAME=0000:01:00.0\n")
+    (card / "mem_info_vram_total").write_text("8589934592\n")
+    (found,) = parse_drm(read_drm(tmp_path))
+    assert (found.identity.pci, found.total.bytes, found.free.bytes) == ("0000:01:00.0", 8 * 2**30, None)
+    assert read_drm(tmp_path / "none") == ""
+
+
+def test_amdgpu_text_without_cards_is_refused_and_an_unknown_chip_has_an_unknown_pool():
+    with pytest.raises(UsageError, match="amd-sysfs"):
+        parse_drm("no cards\n")
+    (found,) = parse_drm("==> card0/device/vendor <==\n0x1002\n==> card0/device/device <==\n0x9999\n")
+    assert (found.type, found.pool, found.identity.pci) == ("other", None, None)
 
 
 def test_a_free_figure_that_is_hidden_is_unknown_beside_a_known_total():
@@ -117,13 +205,15 @@ def test_nvidia_smi_is_asked_where_nvml_cannot_be_loaded(monkeypatch, tmp_path, 
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     devices, notes = probe_nvidia()
-    if devices and devices[0].free.source == "NVML":
+    if devices and "NVML" in devices[0].free.source:
         pytest.skip("this machine has NVML")
     assert [found.identity.name for found in devices] == names
     assert (note is None and notes == ()) or (note is not None and note in notes[0])
 
 
 NVML_REPORT = """
+from pytest_colibri.host.hipinfo import parse_hipinfo
+from pytest_colibri.host.jetson import parse_device_tree
 from pytest_colibri.host.nvidia import probe_nvidia
 devices, notes = probe_nvidia()
 print(notes)
@@ -134,7 +224,7 @@ for device in devices:
 
 
 @linux_only
-def test_nvml_tells_shared_hidden_and_known_memory_apart(compile_library):
+def test_nvml_tells_shared_hidden_known_and_sliced_memory_apart(compile_library):
     """No NVIDIA card is needed: the real binding asks a library of ours that answers as the driver does."""
     library = compile_library("fake_nvml.c", "libnvidia-ml.so.1")
     output = subprocess.run(
@@ -154,7 +244,33 @@ def test_nvml_tells_shared_hidden_and_known_memory_apart(compile_library):
         "NVIDIA A100-SXM4-80GB (other GPU, cuda, driver nvidia 580.95.05)",
         str(["0000:03:00.0", uuid.format("002"), "discrete", 150_754_820_096, 150_000_000_000]),
         "NVIDIA H200 (discrete GPU, cuda, driver nvidia 580.95.05)",
+        str(["0000:04:00.0", uuid.format("003"), None, None, None]),
+        "NVIDIA H100 (other GPU, cuda, driver nvidia 580.95.05)",
     ]
+
+
+@linux_only
+def test_what_nvidia_smi_says_otherwise_than_nvml_is_reported_and_the_smaller_used(compile_library, tmp_path):
+    library = compile_library("fake_nvml.c", "libnvidia-ml.so.1")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '2, NVIDIA H200, 00000000:03:00.0, 143771, 100000'\n")
+    tool.chmod(0o755)
+    output = subprocess.run(
+        [sys.executable, "-c", NVML_REPORT],
+        cwd=PROJECT,
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(library.parent),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    note, *devices = output.stdout.splitlines()
+    assert "CUDA: NVIDIA H200: free 150.0 GB (NVML) and 104.9 GB (nvidia-smi memory.free) differ" in note
+    uuid = "00000002111122223333444455556666"
+    assert devices[4] == str(["0000:03:00.0", uuid, "discrete", 143_771 * MIB, 100_000 * MIB])
 
 
 def rocm(*rows: str, header: str = "") -> str:
@@ -273,7 +389,10 @@ def test_metal_is_only_on_macos():
 
 @given(st.text(max_size=200))
 def test_no_text_makes_a_vendor_parser_fail_otherwise_than_by_a_usage_error(text):
-    for parser in (parse_nvidia_smi, parse_rocm_smi):
+    parse_device_tree(f"{text}\nnvidia,tegra\n")
+    with suppress(UsageError):
+        parse_hipinfo(f"device# 0\nmemInfo.total: {text}\n")
+    for parser in (parse_nvidia_smi, parse_rocm_smi, parse_drm, parse_hipinfo):
         with suppress(UsageError):
             parser(text)
     with suppress(UsageError):

@@ -118,6 +118,13 @@ def test_output_that_was_not_kept_whole_decides_nothing() -> None:
     assert judge_ending(QUIET, output).state == "unwitnessed"
 
 
+def test_processes_that_cannot_be_ended_are_broken() -> None:
+    output = Output(0, "itself", (), (), 1000, survivors=("sleep (process 123)",))
+    verdict = judge_ending(QUIET, output)
+    assert verdict.state == "broken"
+    assert "sleep (process 123)" in verdict.reason
+
+
 def test_wrong_events_are_broken() -> None:
     assert judge_protocol(QUIET).state == "held"
     verdict = judge_protocol(replace(QUIET, malformed=(Place("stdout", 7),)))

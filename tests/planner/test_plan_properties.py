@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import device, machine, small_model
+from machines import FAMILY_CONFIGS, device, machine, small_model
 
 from pytest_colibri.host.model import Accelerator
 from pytest_colibri.planner.check import plan_violations
@@ -16,7 +16,7 @@ from pytest_colibri.planner.plan import DoesNotFit, PlanRequest
 from pytest_colibri.planner.reference import plan
 from pytest_colibri.units import GB, Figure
 
-ENOUGH = 12 * GB  # holds every model of this file, of which the reserve was taken
+ENOUGH = 16 * GB  # holds every model of this file, of which the reserve was taken
 
 relaxed = settings(deadline=None)
 
@@ -37,7 +37,9 @@ def requests(draw: st.DrawFn, least: int = ENOUGH) -> PlanRequest:
     widths = draw(st.lists(st.integers(1, 50_000_000), max_size=4))
     pairs = st.tuples(st.integers(2, 8), st.integers(0, 12))
     return PlanRequest(
-        geometry=small_model(tuple(widths), experts=draw(st.integers(1, 12))),
+        geometry=small_model(
+            tuple(widths), draw(st.integers(1, 12)), family=draw(st.sampled_from(sorted(FAMILY_CONFIGS)))
+        ),
         host=machine(draw(ram), cgroup=draw(st.none() | ram), sockets=draw(st.integers(1, 2))),
         backend=draw(st.sampled_from(["vulkan", "cuda", "rocm", "metal"])),
         accelerators=draw(accelerators()),
@@ -45,6 +47,8 @@ def requests(draw: st.DrawFn, least: int = ENOUGH) -> PlanRequest:
         vram_bytes=draw(st.none() | st.integers(0, 2 * GB)),
         slots_per_layer=draw(st.none() | st.integers(1, 15)),
         context=draw(st.integers(1, 100_000)),
+        kv_slots=draw(st.integers(1, 2)),
+        kv_type=draw(st.sampled_from(["f32", "f16", "bf16", "q8_0", "q4_0"])),
         prompt_width=draw(st.integers(1, 100_000)),
         usage=draw(st.dictionaries(pairs, st.integers(0, 5), max_size=30)),
     )

@@ -17,7 +17,7 @@ GLM = glm_mixed()
 
 
 def test_runtime_of_glm_is_the_sum_of_its_parts():
-    parts = runtime.runtime_parts(GLM, context=32_768, kv_slots=2)
+    parts = runtime.runtime_parts(PlanRequest(GLM, machine(100 * GB), "cpu", context=32_768, kv_slots=2))
     assert {name: part.bytes for name, part in parts.items()} == {
         "process": 1_200_000_000,
         "working buffers": 2_500_000_000,
@@ -27,23 +27,17 @@ def test_runtime_of_glm_is_the_sum_of_its_parts():
     }
 
 
-@pytest.mark.parametrize(
-    ("indexer", "rows"),
-    [
-        ({"index_head_dim": None}, 0),
-        ({"indexer_types": ["full"] * 78}, 79),
-        ({"indexer_types": ["full", "shared"] * 39}, 40),
-    ],
-    ids=["no indexer", "all layers", "half of the layers share"],
-)
-def test_index_cache_grows_with_the_layers_that_have_one(indexer, rows):
-    model = replace(GLM, config={**GLM_CONFIG, **indexer})
+@pytest.mark.parametrize("rows", [0, 21, 79])
+def test_index_cache_grows_with_the_layers_that_have_an_indexer(rows):
+    model = replace(GLM, index_layers=rows)
     assert runtime.kv_bytes(model, 1) == 4 * (79 * (512 + 64) + rows * 128)
 
 
 def test_unknown_family_is_refused_by_name():
     model = replace(GLM, family="mystery_moe")
-    with pytest.raises(UsageError, match=r"models.glm: no memory rules .*'mystery_moe'; known: glm_moe_dsa"):
+    with pytest.raises(
+        UsageError, match=r"models.glm: no memory rules .*'mystery_moe'; known: deepseek_v4, glm,"
+    ):
         plan(PlanRequest(model, machine(100 * GB), "cpu"))
 
 

@@ -234,7 +234,7 @@ def test_timeout_is_kept(pytester: pytest.Pytester) -> None:
         "-k",
         "int4-row-full and generated",
     )
-    assert result.ret == 1, result.stdout.str()
+    assert result.ret == 6, result.stdout.str()
     assert "its processes were killed" in text(result)
 
 
@@ -283,3 +283,15 @@ def test_interrupted_run_leaves_nothing_behind(pytester: pytest.Pytester) -> Non
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert "the run is incomplete" in output
     assert not psutil.pid_exists(int(mark.read_text()))
+
+
+def test_users_own_variables_reach_the_engine_and_not_the_reference(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLI_VK_EXPERTS", "0")
+    result = run(pytester, "--profile=software-vulkan", *ONE_CASE)
+    assert result.ret == 6, result.stdout.str()
+    assert states(pytester)["int4-row-full", "expert tier", None] == "not_claimed"
+    monkeypatch.delenv("COLI_VK_EXPERTS")
+    monkeypatch.setenv("COLI_VULKAN", "1")
+    assert run(pytester, "--profile=software-vulkan", *ONE_CASE).ret == 0

@@ -278,11 +278,20 @@ def test_the_program_keeps_its_arguments_environment_and_signals(tracer: Dispatc
         "[n for n in (signal.SIGPIPE, signal.SIGINT) if signal.getsignal(n) is signal.SIG_IGN])"
     )
     arguments = ("with space", "ünï", "$HOME `x`", "")
-    told = [
-        watch(python(program, *arguments), tracer=chosen, guard=MemoryGuard()).output.stdout
-        for chosen in (None, tracer)
-    ]
-    assert told[0] == told[1]
+    spec = python(program, *arguments)
+    direct = subprocess.run(
+        spec.argv,
+        env=spec.environment,
+        cwd=spec.directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    for chosen in (None, tracer):
+        told = watch(spec, tracer=chosen, guard=MemoryGuard()).output.stdout
+        assert told == tuple(direct.stdout.splitlines())
 
 
 @pytest.mark.usefixtures("tracer")
