@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_colibri.errors import UsageError
+from pytest_colibri.host.amdgpu import parse_drm
 from pytest_colibri.host.emulated import emulate_host
 from pytest_colibri.host.stage import STAGE_VARIABLE, Stage
 from pytest_colibri.profiles.loader import all_profiles, find_profile
@@ -131,10 +133,36 @@ def test_both_versions_of_control_groups_at_once(tmp_path: Path) -> None:
     assert memory_seen_on(stage)[1] == 30000000000 - 400
 
 
-def test_a_group_outside_of_the_mount_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'\.\./memory\.max' is not below /sys/fs/cgroup"):
-        stage_of(tmp_path / "stage", cgroup_v2=GROUP.replace("memory.max", "../memory.max"))
-    assert not (tmp_path / "stage" / "files" / "memory.max").exists()
+@pytest.mark.parametrize("name", ["../memory.max", "/etc/memory.max", "a/../../memory.max", "a/..", "/"])
+def test_a_group_outside_of_the_mount_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"'{re.escape(name)}' is no file below /sys/fs/cgroup"):
+        stage_of(tmp_path / "stage", cgroup_v2=GROUP.replace("memory.max", name))
+    assert not list(tmp_path.rglob("memory.max"))
+
+
+def test_cards_of_amdgpu_are_found_where_the_driver_shows_them(tmp_path: Path) -> None:
+    profile = find_profile("steam-deck")
+    text = next(recording.text for recording in profile.recordings if recording.tool == "amd-sysfs")
+    program = "from pytest_colibri.host.amdgpu import *; print(parse_drm(read_drm()))"
+    output = on(binding(Stage(profile, tmp_path)), sys.executable, "-c", program)
+    assert (output.stdout, output.stderr) == (f"{parse_drm(text)}\n", "")
+
+
+def test_devices_of_this_machine_are_hidden(tmp_path: Path) -> None:
+    stage = binding(stage_of(tmp_path, meminfo=MEMINFO))
+    assert on(stage, sys.executable, "-c", "import os; print(os.listdir('/sys/class'))").stdout == "[]\n"
+
+
+def test_a_recorded_file_that_this_machine_lacks_is_redirected(tmp_path: Path) -> None:
+    if Path("/proc/device-tree").exists():
+        pytest.skip("this machine has a device tree, which can be bound over")
+    stage = stage_of(tmp_path, device_tree="NVIDIA Jetson AGX Orin\nnvidia,p3701\nnvidia,tegra234\n")
+    assert not stage.binds_files
+    assert "/proc/device-tree are redirected for planners in Python only" in stage.reach
+    document = json.loads(Path(stage.environment({})[STAGE_VARIABLE]).read_text())
+    folder = Path(document["files"]["/proc/device-tree"])
+    assert (folder / "model").read_text() == "NVIDIA Jetson AGX Orin\0"
+    assert (folder / "compatible").read_text() == "nvidia,p3701\0nvidia,tegra234\0"
 
 
 def test_only_the_program_sees_the_recorded_files(tmp_path: Path) -> None:
@@ -212,7 +240,7 @@ def test_logical_processors_are_those_of_the_recording(tmp_path: Path) -> None:
             "system_profiler SPDisplaysDataType -json",
             '{\n "SPDisplaysDataType": [\n  1\n ]\n}\n',
         ),
-        ({"hipInfo": "device# 0\nName: AMD Radeon\n"}, "hipInfo", "device# 0\nName: AMD Radeon\n"),
+        ({"hipinfo": "device# 0\nName: AMD Radeon\n"}, "hipInfo", "device# 0\nName: AMD Radeon\n"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.count("\n") == 0 else "",
 )
@@ -243,7 +271,7 @@ def test_a_tool_answers_what_is_asked(
         ({"vm_stat": "hw.memsize: 64\n"}, "vm_stat", "it has no vm_stat"),
         ({"system_profiler": "{"}, "system_profiler SPX -json", "the recording cannot be read"),
         ({"system_profiler": "{}"}, "system_profiler SPX -json", "'SPX' is not recorded"),
-        ({"hipInfo": "device# 0\n"}, "hipInfo -h", "only hipInfo without arguments"),
+        ({"hipinfo": "device# 0\n"}, "hipInfo -h", "only hipInfo without arguments"),
     ],
 )
 def test_a_tool_says_what_was_not_recorded(
