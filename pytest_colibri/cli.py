@@ -117,8 +117,10 @@ def _profiles(options: argparse.Namespace) -> None:
     from pytest_colibri.profiles.loader import all_profiles, find_profile
 
     if options.profile is None:
-        for profile in all_profiles():
-            print(f"{profile.name:<18} {profile.title}")
+        profiles = sorted(all_profiles(), key=lambda profile: not profile.auto)
+        width = max(len(profile.name) for profile in profiles)
+        for profile in profiles:
+            print(f"{profile.name:<{width}} {profile.title}")
         return
     profile = find_profile(options.profile)
     print(f"{profile.name}: {profile.title}")

@@ -122,19 +122,31 @@ def split_unified_pool(
     asked_ram: int | None,
     asked_vram: int | None,
     tier_bytes: int,
+    resident_bytes: int,
     scratch: int,
 ) -> tuple[int, int]:
-    """Divide one pool into (RAM budget, VRAM budget), together with ``scratch`` at most ``pool_bytes``.
+    """Divide one pool into (RAM budget, VRAM), together with ``scratch`` at most ``pool_bytes``.
 
-    One slot per sparse layer comes first, then the GPU tier of at most ``tier_bytes``, then the rest of the
-    RAM cache. An explicit RAM budget comes before a tier that nobody asked for.
+    One slot per sparse layer and the ``resident_bytes`` that the user puts on the device come first, then the
+    GPU tier of at most ``tier_bytes``, then the rest of the RAM cache. An explicit RAM budget comes before a
+    tier that nobody asked for. Raises DoesNotFit where the pool cannot hold what comes first.
     """
+    if resident_bytes:
+        needed = floor_bytes + resident_bytes + scratch
+        if needed > pool_bytes:
+            raise DoesNotFit(
+                needed - pool_bytes,
+                f"{format_bytes(resident_bytes)} beside experts on a device that shares the RAM, its "
+                f"scratch of {format_bytes(scratch)} and the least RAM of {format_bytes(floor_bytes)} exceed "
+                f"the pool of {format_bytes(pool_bytes)}",
+            )
+        pool_bytes, scratch = pool_bytes - resident_bytes - scratch, 0
     first = floor_bytes
     if asked_ram is not None and asked_vram is None:
         first = min(max(asked_ram, floor_bytes), pool_bytes)
-    vram = max(0, min(tier_bytes, pool_bytes - first - scratch))
-    ram = max(first, pool_bytes - scratch - vram)
-    return (ram if asked_ram is None else min(asked_ram, ram)), vram
+    tier = max(0, min(tier_bytes, pool_bytes - first - scratch))
+    ram = max(first, pool_bytes - scratch - tier)
+    return (ram if asked_ram is None else min(asked_ram, ram)), resident_bytes + tier
 
 
 def clamp_warning(what: str, asked_bytes: int | None, granted_bytes: int, because: str) -> tuple[str, ...]:

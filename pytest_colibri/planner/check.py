@@ -18,6 +18,13 @@ EXPERTS_IN_FLIGHT = 64
 DEVICE_RESERVE_BYTES = 2 * GB
 HIT_RATE_STEP = 0.0001
 AFFINITY = ("OMP_PROC_BIND", "OMP_PLACES")
+MASKS = {"cuda": ("CUDA_VISIBLE_DEVICES",), "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")}
+CUDA_RESIDENTS = {"CUDA_DENSE": "dense", "COLI_CUDA_ATTN": "attention"}
+RESIDENTS = {
+    "vulkan": {"COLI_VK_DENSE": "dense", "COLI_VK_ATTN": "attention"},
+    "cuda": CUDA_RESIDENTS,
+    "rocm": CUDA_RESIDENTS,
+}
 GPU_VARIABLES = frozenset(
     {
         "COLI_CUDA",
@@ -67,7 +74,7 @@ def pool_is_counted_once(plan: Plan) -> Iterator[str]:
     if limit is None:
         return
     taken = plan.ram_budget_bytes + sum(
-        share.budget_bytes + share.reserve_bytes for share in _shared(plan) if share.budget_bytes
+        share.taken_bytes + share.reserve_bytes for share in _shared(plan) if share.taken_bytes
     )
     room = limit - plan.reserve_bytes
     if taken > room:
@@ -81,16 +88,16 @@ def unknown_drives_no_tier(plan: Plan) -> Iterator[str]:
     """A device whose usable memory is unknown takes nothing; nor does one in a pool of unknown size."""
     for share in plan.devices:
         name = share.accelerator.identity.name
-        if share.usable.bytes is None and share.budget_bytes:
-            yield f"{name} has a budget of {share.budget_bytes} B, and its usable memory is unknown"
+        if share.usable.bytes is None and share.taken_bytes:
+            yield f"{name} takes {share.taken_bytes} B, and its usable memory is unknown"
         free = share.accelerator.free.bytes
         if free is None and share.accelerator.pool != "unified" and share.usable.bytes is not None:
             yield f"{name} has {share.usable.bytes} B usable, and its free memory is unknown"
     if plan.request.host.memory.limit.bytes is None:
         for share in _shared(plan):
-            if share.budget_bytes:
+            if share.taken_bytes:
                 name = share.accelerator.identity.name
-                yield f"{name} takes {share.budget_bytes} B from a pool of unknown size"
+                yield f"{name} takes {share.taken_bytes} B from a pool of unknown size"
 
 
 def devices_keep_their_reserve(plan: Plan) -> Iterator[str]:
@@ -117,22 +124,60 @@ def devices_were_asked_for(plan: Plan) -> Iterator[str]:
             yield f"{share.accelerator.identity.name} plans, and the devices asked for are: {allowed}"
 
 
-def budgets_fit_devices(plan: Plan) -> Iterator[str]:
-    """The budget of a device is at most its usable memory; together they are the VRAM budget."""
+def devices_are_visible(plan: Plan) -> Iterator[str]:
+    """Under a mask, the engine's number of a device is the place of the device in that mask."""
+    request = plan.request
+    names = MASKS.get(request.backend, ())
+    mask = next((request.environment[name] for name in names if name in request.environment), None)
     for share in plan.devices:
-        if share.usable.bytes is not None and share.budget_bytes > share.usable.bytes:
+        identity = share.accelerator.identity
+        if mask is None:
+            if share.number != identity.index:
+                yield f"{identity.name} has index {identity.index}, and the plan calls it {share.number}"
+            continue
+        entries = [entry.strip().lower() for entry in mask.split(",")]
+        entry = entries[share.number] if 0 <= share.number < len(entries) else ""
+        start = entry.removeprefix("gpu-").replace("-", "")
+        by_uuid = identity.uuid is not None and start != "" and identity.uuid.startswith(start)
+        if entry != str(identity.index) and not by_uuid:
+            yield f"{identity.name} is number {share.number} of the plan, and the mask is {mask!r}"
+
+
+def budgets_fit_devices(plan: Plan) -> Iterator[str]:
+    """What a device takes is at most its usable memory; the budgets together are the VRAM budget."""
+    for share in plan.devices:
+        if share.usable.bytes is not None and share.taken_bytes > share.usable.bytes:
             name = share.accelerator.identity.name
-            yield f"{name} has a budget of {share.budget_bytes} B, and {share.usable.bytes} B usable"
+            yield f"{name} takes {share.taken_bytes} B, and has {share.usable.bytes} B usable"
     total = sum(share.budget_bytes for share in plan.devices)
     if total != plan.vram_budget_bytes:
         yield f"VRAM budget of {plan.vram_budget_bytes} B, and the devices give {total} B"
+
+
+def residents_are_charged(plan: Plan) -> Iterator[str]:
+    """Dense weights and attention that the user puts on the devices are charged there, and nothing else."""
+    asked = {
+        part
+        for name, part in RESIDENTS.get(plan.request.backend, {}).items()
+        if plan.request.environment.get(name, "").strip() not in ("", "0")
+    }
+    steps = {step.name: step.figure.bytes or 0 for step in plan.steps}
+    sizes = {
+        "dense": plan.request.geometry.dense_bytes,
+        "attention": steps.get(f"{RUNTIME_PART}KV cache", 0)
+        + steps.get(f"{RUNTIME_PART}attention workspace", 0),
+    }
+    needed = sum(sizes[part] for part in asked) if plan.devices else 0
+    if plan.resident_bytes != needed:
+        parts = " and ".join(sorted(asked)) or "nothing"
+        yield f"{parts} goes to the devices, {needed} B, and {plan.resident_bytes} B are charged"
 
 
 def explicit_budgets_hold(plan: Plan) -> Iterator[str]:
     """An explicit budget is never exceeded; one that is not met has a warning that names both figures."""
     pairs = {
         "RAM": (plan.request.ram_bytes, plan.ram_budget_bytes),
-        "VRAM": (plan.request.vram_bytes, plan.vram_budget_bytes),
+        "VRAM": (plan.request.vram_bytes, plan.vram_budget_bytes + plan.resident_bytes),
     }
     for name, (asked, granted) in pairs.items():
         if asked is None:
@@ -297,7 +342,7 @@ def environment_exports_no_hints(plan: Plan) -> Iterator[str]:
 def environment_asks_for_planned_devices(plan: Plan) -> Iterator[str]:
     """A GPU is asked for only where a device plans, and CUDA indices name planned devices only."""
     user, exported = plan.request.environment, plan.environment
-    usable = {str(share.accelerator.identity.index) for share in plan.devices if share.usable.bytes}
+    usable = {str(share.number) for share in plan.devices if share.usable.bytes}
     asking = sorted(name for name in GPU_VARIABLES & exported.keys() if name not in user)
     if asking and not usable:
         yield f"{', '.join(asking)} exported, and no device with usable memory plans"
@@ -328,7 +373,9 @@ RULES: Mapping[str, Rule] = {
         unknown_drives_no_tier,
         devices_keep_their_reserve,
         devices_were_asked_for,
+        devices_are_visible,
         budgets_fit_devices,
+        residents_are_charged,
         explicit_budgets_hold,
         ram_budget_holds_its_parts,
         runtime_holds_experts_in_flight,

@@ -6,10 +6,19 @@ Thread affinity (``OMP_PROC_BIND``, ``OMP_PLACES``) is never exported: it put al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from pytest_colibri.host.model import Accelerator
+from pytest_colibri.planner import masks
 from pytest_colibri.planner.plan import DeviceShare, PlanRequest
 from pytest_colibri.profiles.model import Backend
+
+Part = Literal["dense weights", "attention"]
+
+RESIDENT_PARTS: Mapping[Backend, Mapping[str, Part]] = {
+    "vulkan": {"COLI_VK_DENSE": "dense weights", "COLI_VK_ATTN": "attention"},
+    "cuda": {"CUDA_DENSE": "dense weights", "COLI_CUDA_ATTN": "attention"},
+    "rocm": {"CUDA_DENSE": "dense weights", "COLI_CUDA_ATTN": "attention"},
+}
 
 SWITCHES: Mapping[Backend, str] = {
     "cuda": "COLI_CUDA",
@@ -19,7 +28,17 @@ SWITCHES: Mapping[Backend, str] = {
 }
 
 
-ENGINE_VARIABLES = ("COLI_", "CUDA_", "RAM_GB", "PIN", "REPIN", "DRAFT", "PIPE", "OMP_NUM_THREADS")
+ENGINE_VARIABLES = (
+    "COLI_",
+    "CUDA_",
+    "HIP_VISIBLE_DEVICES",
+    "RAM_GB",
+    "PIN",
+    "REPIN",
+    "DRAFT",
+    "PIPE",
+    "OMP_NUM_THREADS",
+)
 
 
 def engine_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -27,9 +46,25 @@ def engine_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(ENGINE_VARIABLES)}
 
 
-def planned_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
-    """Return the devices to plan for: none where the user switched the backend off."""
-    return () if switched_off(request) else request.accelerators
+def planned_accelerators(request: PlanRequest) -> masks.Numbered:
+    """Return the devices to plan for, in the order of the request, each with the engine's number for it.
+
+    None where the user switched the backend off; else those that masks and choices leave.
+    """
+    if switched_off(request):
+        return ()
+    asked = [pair for pair in visible(request).devices if pair[1] in request.accelerators]
+    return tuple(sorted(asked, key=lambda pair: request.accelerators.index(pair[1])))
+
+
+def visible(request: PlanRequest) -> masks.Visible:
+    """Return what masks and choices in the request's environment leave of all devices that are known."""
+    others = [
+        device
+        for device in request.host.accelerators
+        if device.identity.api == request.backend and device not in request.accelerators
+    ]
+    return masks.visible_devices(request.backend, (*request.accelerators, *others), request.environment)
 
 
 def switched_off(request: PlanRequest) -> bool:
@@ -37,12 +72,21 @@ def switched_off(request: PlanRequest) -> bool:
     return request.environment.get(SWITCHES.get(request.backend, "")) == "0"
 
 
+def resident_parts(request: PlanRequest) -> Mapping[str, Part]:
+    """Map each variable of the user that puts more than experts on the devices to what it puts there."""
+    return {
+        name: part
+        for name, part in RESIDENT_PARTS.get(request.backend, {}).items()
+        if request.environment.get(name, "").strip() not in ("", "0")
+    }
+
+
 def working_devices(devices: Sequence[DeviceShare]) -> tuple[DeviceShare, ...]:
     """Return the devices that the engine is told about.
 
     Those with a budget; where none has one, the first with usable memory, whose tier starts empty.
     """
-    with_budget = tuple(share for share in devices if share.budget_bytes > 0)
+    with_budget = tuple(share for share in devices if share.taken_bytes > 0)
     return with_budget or tuple(share for share in devices if share.usable.bytes)[:1]
 
 
@@ -85,7 +129,7 @@ def cuda_environment(user: Mapping[str, str], devices: Sequence[DeviceShare]) ->
     budget = gigabytes(sum(share.budget_bytes for share in devices))
     planned = {"CUDA_EXPERT_GB": budget, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if not {"COLI_GPU", "COLI_GPUS"} & user.keys():
-        indices = [str(share.accelerator.identity.index) for share in devices]
+        indices = [str(share.number) for share in devices]
         planned["COLI_GPU" if len(indices) == 1 else "COLI_GPUS"] = ",".join(indices)
     if "PIN" in user:
         planned["PIN_GB"] = budget

@@ -89,6 +89,7 @@ def _vram(plan: Plan) -> dict[str, object]:
     return {
         "devices": [_device(share) for share in plan.devices],
         "budget_bytes": plan.vram_budget_bytes,
+        "resident_bytes": plan.resident_bytes,
         "hot_expert_bytes": plan.hot_bytes,
         "expert_capacity": len(plan.hot_experts),
     }
@@ -97,12 +98,13 @@ def _vram(plan: Plan) -> dict[str, object]:
 def _device(share: DeviceShare) -> dict[str, object]:
     accelerator = share.accelerator
     return {
-        "index": accelerator.identity.index,
+        "index": share.number,
         "name": accelerator.identity.name,
         "unified_memory": None if accelerator.pool is None else accelerator.pool == "unified",
         "total_bytes": accelerator.total.bytes,
         "free_bytes": accelerator.free.bytes,
         "reserve_bytes": share.reserve_bytes,
         "usable_bytes": share.usable.bytes,
+        "resident_bytes": share.resident_bytes,
         "budget_bytes": share.budget_bytes,
     }

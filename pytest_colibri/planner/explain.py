@@ -59,7 +59,7 @@ def steps_of(plan: Plan, runtime_parts: Mapping[str, Figure]) -> tuple[Step, ...
         *(step for share in plan.devices for step in _device_steps(share)),
         Step(
             "VRAM budget",
-            Figure(plan.vram_budget_bytes, _origin(plan.request.vram_bytes, plan.vram_budget_bytes)),
+            Figure(plan.vram_budget_bytes, _vram_origin(plan)),
         ),
         Step("experts", Figure(geometry.expert_bytes, "container headers")),
         Step("hot experts, VRAM", Figure(plan.hot_bytes, "in rank order of the usage history")),
@@ -74,6 +74,8 @@ def _device_steps(share: DeviceShare) -> Iterator[Step]:
     yield Step(f"{name}: free", share.accelerator.free)
     yield Step(f"{name}: reserve", Figure(share.reserve_bytes, "scratch of a prompt, or the least reserve"))
     yield Step(f"{name}: usable", share.usable)
+    if share.resident_bytes:
+        yield Step(f"{name}: dense weights and attention", Figure(share.resident_bytes, "set by the user"))
     yield Step(f"{name}: budget", Figure(share.budget_bytes, "its part of the VRAM budget"))
 
 
@@ -81,6 +83,11 @@ def _origin(asked_bytes: int | None, granted_bytes: int) -> str:
     if asked_bytes is None:
         return "automatic"
     return "as asked for" if asked_bytes == granted_bytes else f"clamped from {format_bytes(asked_bytes)}"
+
+
+def _vram_origin(plan: Plan) -> str:
+    origin = _origin(plan.request.vram_bytes, plan.vram_budget_bytes + plan.resident_bytes)
+    return f"{origin}, less dense weights and attention" if plan.resident_bytes else origin
 
 
 def _cache_origin(asked_slots: int | None) -> str:

@@ -20,6 +20,7 @@ def warnings_of(plan: Plan, planned: Mapping[str, str]) -> tuple[str, ...]:
         *clamp_notes(plan),
         *processor_notes(request.host.processor),
         *request_notes(request),
+        *resident_notes(request, devices),
         *(note for share in devices for note in device_notes(share)),
         *history_notes(request, devices, plan.hot_bytes),
         *disk_notes(plan.cold_bytes),
@@ -45,8 +46,10 @@ def memory_notes(limit: Figure, ram_budget_bytes: int) -> tuple[str, ...]:
 def clamp_notes(plan: Plan) -> tuple[str, ...]:
     """Return a line for each explicit figure that could not be kept."""
     request = plan.request
-    in_pool = sum(share.budget_bytes for share in plan.devices if budgets.shares_ram(share.accelerator))
+    in_pool = sum(share.taken_bytes for share in plan.devices if budgets.shares_ram(share.accelerator))
     besides = f", beside the VRAM tier of {format_bytes(in_pool)} in the same memory" if in_pool else ""
+    residents = plan.resident_bytes
+    others = f", dense weights and attention {format_bytes(residents)}" if residents else ""
     ram = budgets.clamp_warning(
         "RAM",
         request.ram_bytes,
@@ -56,8 +59,8 @@ def clamp_notes(plan: Plan) -> tuple[str, ...]:
     vram = budgets.clamp_warning(
         "VRAM",
         request.vram_bytes,
-        plan.vram_budget_bytes,
-        f"the experts take {format_bytes(request.geometry.expert_bytes)}, the devices can hold "
+        plan.vram_budget_bytes + residents,
+        f"the experts take {format_bytes(request.geometry.expert_bytes)}{others}, the devices can hold "
         f"{format_bytes(sum(division.usable_bytes(plan.devices)))}, and memory shared with the RAM is "
         "counted once",
     )
@@ -83,9 +86,23 @@ def request_notes(request: PlanRequest) -> tuple[str, ...]:
     if environment.switched_off(request):
         switch = environment.SWITCHES[request.backend]
         return (f"{switch}=0 is set: no GPU is planned",)
+    notes = environment.visible(request).notes
     if not request.accelerators:
-        return (f"no supported GPU for the {request.backend} backend: the CPU does all work",)
-    return ()
+        notes = (*notes, f"no supported GPU for the {request.backend} backend: the CPU does all work")
+    elif not environment.planned_accelerators(request):
+        hidden = ", ".join(device.identity.name for device in request.accelerators)
+        notes = (*notes, f"the engine does not see {hidden}: the CPU does all work")
+    return notes
+
+
+def resident_notes(request: PlanRequest, devices: Sequence[DeviceShare]) -> tuple[str, ...]:
+    """Say that what the user puts on devices stays in the RAM where no device plans."""
+    if devices:
+        return ()
+    return tuple(
+        f"{name}={request.environment[name]} is set, and no device plans: the CPU keeps the {part}"
+        for name, part in environment.resident_parts(request).items()
+    )
 
 
 def device_notes(share: DeviceShare) -> tuple[str, ...]:

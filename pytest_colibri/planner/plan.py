@@ -24,11 +24,11 @@ class PlanRequest:
     """What is to be planned. None means "choose"; an explicit figure is kept, clamped aloud, or refused.
 
     ``accelerators`` are the devices that may take experts (those that the profile names, never a CPU device
-    taken for a GPU); empty for a CPU plan. ``ram_bytes`` and ``vram_bytes`` bound the two budgets,
-    ``slots_per_layer`` the RAM cache. ``context`` and ``prompt_width`` count tokens; each
-    of ``kv_slots`` caches a whole context in ``kv_type``. ``usage`` maps (layer,
-    expert) to how often it was used: the hot experts are taken in that order. ``environment`` holds the
-    user's own variables, which win. ``disk_free`` is the free space of the model's file system.
+    taken for a GPU); empty for a CPU plan. ``ram_bytes`` and ``vram_bytes`` bound what is put into the RAM
+    and onto the devices, ``slots_per_layer`` the RAM cache. ``context`` and ``prompt_width`` count tokens;
+    each of ``kv_slots`` caches a whole context in ``kv_type``. ``usage`` maps (layer, expert) to how often it
+    was used: the hot experts are taken in that order. ``environment`` holds the user's own variables, which
+    win. ``disk_free`` is the free space of the model's file system.
     """
 
     geometry: Geometry
@@ -50,12 +50,23 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class DeviceShare:
-    """What one device gives to the VRAM tier, in bytes. ``usable`` = free - reserve, or unknown."""
+    """What one device gives, in bytes. ``usable`` = free - reserve, or unknown.
+
+    ``number`` is the engine's own number for the device, which a mask may have changed. ``budget_bytes`` is
+    for experts; ``resident_bytes`` is what dense weights and attention take beside them.
+    """
 
     accelerator: Accelerator
+    number: int
     reserve_bytes: int
     usable: Figure
     budget_bytes: int
+    resident_bytes: int
+
+    @property
+    def taken_bytes(self) -> int:
+        """Everything that the plan puts on the device beside its reserve."""
+        return self.budget_bytes + self.resident_bytes
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,8 @@ class Plan:
     """Which bytes live on which tier, and the environment that makes an engine do so.
 
     ``limit`` is the physical bound that the budgets must respect; ``unified`` says that the RAM and VRAM
-    budgets share it; ``reserve_bytes`` is what the plan leaves of it. ``hot_experts`` are the (layer, expert)
+    budgets share it; ``reserve_bytes`` is what the plan leaves of it. ``vram_budget_bytes`` is for experts;
+    what else the devices hold stands in ``devices``. ``hot_experts`` are the (layer, expert)
     pairs of the VRAM tier in rank order, ``hot_bytes``, ``warm_bytes`` and ``cold_bytes`` the expert bytes of
     the three tiers. ``bottleneck`` is what bounds the run. ``tune`` maps a variable to (value, reason); names
     that start with ``_`` are hints and are never exported. ``steps`` hold every figure of the sum.
@@ -98,6 +110,11 @@ class Plan:
     environment: Mapping[str, str]
     warnings: tuple[str, ...]
     steps: tuple[Step, ...]
+
+    @property
+    def resident_bytes(self) -> int:
+        """What dense weights and attention take on the devices, beside the experts."""
+        return sum(share.resident_bytes for share in self.devices)
 
 
 class DoesNotFit(ColibriError):

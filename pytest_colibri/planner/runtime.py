@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pytest_colibri.container.families import BY_MODEL_TYPE, known_model_types
 from pytest_colibri.container.geometry import Geometry
 from pytest_colibri.errors import UsageError
+from pytest_colibri.planner.environment import Part
 from pytest_colibri.planner.families import RULES, FamilyRules, positive
 from pytest_colibri.planner.plan import KvType, PlanRequest
 from pytest_colibri.units import Figure
@@ -42,6 +43,18 @@ def prompt_scratch_bytes(geometry: Geometry, prompt_width: int) -> int:
         4 * positive(config, "hidden_size") + 2 * rules.attention(config) + 3 * rules.chosen(config)
     )
     return prompt_width * FLOAT_BYTES * values_per_token
+
+
+def resident_bytes(request: PlanRequest, part: Part) -> int:
+    """Return what a device holds when the user puts this part of the model there.
+
+    Attention takes a mirror of every KV slot and its workspace.
+    """
+    geometry = request.geometry
+    if part == "dense weights":
+        return geometry.dense_bytes
+    cached = request.kv_slots * kv_bytes(geometry, request.context, request.kv_type)
+    return cached + workspace_bytes(geometry, request.context)
 
 
 def expert_buffer_bytes(geometry: Geometry) -> int:

@@ -17,6 +17,7 @@ from pytest_colibri.units import GB, Figure
 GLM = glm_mixed()
 USAGE = {**full_usage(GLM), (3, 7): 9, (5, 1): 4}
 CARD = device("card", 24 * GB)
+MASK = {"CUDA_VISIBLE_DEVICES": "1,0"}
 UNREPORTED = device("unreported", None, pool=None, index=1)
 
 UNIFIED = plan(PlanRequest(GLM, machine(114 * GB), "cuda", (GB10,), usage=USAGE))
@@ -28,6 +29,27 @@ VULKAN = plan(PlanRequest(GLM, machine(100 * GB), "vulkan", (CARD,), usage=USAGE
 BLIND = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (UNREPORTED,), usage=USAGE))
 STATED = plan(PlanRequest(GLM, machine(None), "cuda", (GB10,), ram_bytes=60 * GB, usage=USAGE))
 USER = plan(PlanRequest(GLM, machine(100 * GB), "cpu", environment={"PIPE": "0", "OMP_PLACES": "cores"}))
+MASKED = plan(
+    PlanRequest(
+        GLM,
+        machine(100 * GB),
+        "cuda",
+        (CARD, device("other", 24 * GB, index=1)),
+        usage=USAGE,
+        environment=MASK,
+    )
+)
+RESIDENT = plan(
+    PlanRequest(
+        GLM,
+        machine(100 * GB),
+        "cuda",
+        (CARD,),
+        usage=USAGE,
+        vram_bytes=16 * GB,
+        environment={"CUDA_DENSE": "1"},
+    )
+)
 ALL_IN_RAM = plan(PlanRequest(small_model(), machine(100 * GB), "cpu"))
 CONTAINER = plan(PlanRequest(small_model(), machine(250 * GB, cgroup=34 * GB), "cpu"))
 
@@ -70,12 +92,26 @@ BAD: dict[str, list[tuple[str, Plan]]] = {
         ("another device", replace(DISCRETE, devices=share_of(DISCRETE, accelerator=UNREPORTED))),
         ("one device twice", replace(DISCRETE, devices=DISCRETE.devices * 2)),
     ],
+    "devices_are_visible": [
+        ("mask forgotten", replace(MASKED, devices=share_of(MASKED, number=0))),
+        ("number beyond the mask", replace(MASKED, devices=share_of(MASKED, number=2))),
+        ("numbered anew without a mask", replace(DISCRETE, devices=share_of(DISCRETE, number=1))),
+    ],
+    "residents_are_charged": [
+        ("dense weights forgotten", replace(RESIDENT, devices=share_of(RESIDENT, resident_bytes=0))),
+        ("charged without a wish", replace(DISCRETE, devices=share_of(DISCRETE, resident_bytes=1))),
+    ],
     "budgets_fit_devices": [
+        ("residents above usable", replace(DISCRETE, devices=share_of(DISCRETE, resident_bytes=1))),
         ("budget above usable", replace(DISCRETE, devices=share_of(DISCRETE, budget_bytes=23 * GB))),
         ("sum differs", replace(DISCRETE, vram_budget_bytes=23 * GB)),
     ],
     "explicit_budgets_hold": [
         ("RAM raised", replace(EXPLICIT, ram_budget_bytes=61 * GB)),
+        (
+            "VRAM raised by what else is there",
+            replace(RESIDENT, vram_budget_bytes=RESIDENT.vram_budget_bytes + 1),
+        ),
         ("VRAM raised", replace(EXPLICIT, vram_budget_bytes=11 * GB)),
         ("clamped in silence", replace(CLAMPED, warnings=())),
         ("lowered in silence", replace(EXPLICIT, ram_budget_bytes=59 * GB)),

@@ -34,7 +34,7 @@ def test_json_has_the_shape_that_planners_exchange():
             "runtime_bytes",
             "warm_expert_bytes",
         ],
-        "vram": ["budget_bytes", "devices", "expert_capacity", "hot_expert_bytes"],
+        "vram": ["budget_bytes", "devices", "expert_capacity", "hot_expert_bytes", "resident_bytes"],
     }
     assert written["version"] == 2
     assert written["policy"] == {"name": "balanced", "quality_preserving": True}
@@ -62,6 +62,7 @@ def test_json_describes_model_and_devices():
             "free_bytes": 24 * GB,
             "reserve_bytes": 2 * GB,
             "usable_bytes": 22 * GB,
+            "resident_bytes": 0,
             "budget_bytes": 22 * GB,
         }
     ]

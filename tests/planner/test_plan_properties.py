@@ -67,17 +67,56 @@ def test_a_plan_on_a_small_machine_is_sound_or_refused(request):
         assert plan_violations(plan(request)) == ()
 
 
+ENVIRONMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "CUDA_DENSE": st.sampled_from(["0", "1"]),
+        "COLI_CUDA_ATTN": st.just("1"),
+        "COLI_VK_DENSE": st.just("1"),
+        "COLI_VK_ATTN": st.just("1"),
+        "CUDA_VISIBLE_DEVICES": st.sampled_from(["", "-1", "0", "2,0", "1,0,2", "1,5,0", "GPU-ab"]),
+        "HIP_VISIBLE_DEVICES": st.sampled_from(["1", "0,1,2"]),
+        "COLI_GPU": st.sampled_from(["0", "1", "7"]),
+    },
+)
+
+
 @relaxed
-@given(requests(), st.integers(0, 30 * GB))
-def test_more_memory_never_gives_fewer_slots(request, more):
+@given(requests(), ENVIRONMENTS)
+def test_what_the_user_sets_leaves_a_sound_plan_or_none(request, environment):
+    with suppress(DoesNotFit):
+        assert plan_violations(plan(replace(request, environment=environment))) == ()
+
+
+@relaxed
+@given(requests(), ENVIRONMENTS, st.integers(0, 30 * GB))
+def test_more_memory_never_gives_fewer_slots_beside_what_the_user_sets(request, environment, more):
+    request = replace(request, environment=environment)
+    assert slots_or_none(with_memory(request, more)) >= slots_or_none(request)
+
+
+def slots_or_none(request: PlanRequest) -> int:
+    """Count the slots per layer, -1 where the model does not fit."""
+    try:
+        return plan(request).slots_per_layer
+    except DoesNotFit:
+        return -1
+
+
+def with_memory(request: PlanRequest, more: int) -> PlanRequest:
     memory = request.host.memory
     richer = replace(
         memory,
         available=Figure(memory.available.bytes + more, "more"),
         cgroup_available=Figure(None, "no cgroup limit"),
     )
-    bigger = replace(request, host=replace(request.host, memory=richer))
-    assert plan(bigger).slots_per_layer >= plan(request).slots_per_layer
+    return replace(request, host=replace(request.host, memory=richer))
+
+
+@relaxed
+@given(requests(), st.integers(0, 30 * GB))
+def test_more_memory_never_gives_fewer_slots(request, more):
+    assert plan(with_memory(request, more)).slots_per_layer >= plan(request).slots_per_layer
 
 
 @relaxed

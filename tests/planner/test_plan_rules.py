@@ -100,6 +100,7 @@ def test_unified_pool_is_split_floor_then_tier_then_cache(asked_ram, asked_vram,
         asked_ram=asked_ram,
         asked_vram=asked_vram,
         tier_bytes=tier,
+        resident_bytes=0,
         scratch=1,
     )
     assert split == expected
@@ -179,9 +180,10 @@ def test_environment_of_several_cuda_devices_names_them():
 
 @pytest.mark.parametrize("name", ["COLI_GPU", "COLI_GPUS"])
 def test_device_choice_of_the_user_is_left_alone(name):
-    exported = cuda_environment(**{name: "1"})
+    exported = cuda_environment(count=2, **{name: "1"})
     assert {"COLI_GPU", "COLI_GPUS"} & exported.keys() == {name}
     assert exported[name] == "1"
+    assert exported["CUDA_EXPERT_GB"] == "22.000"
 
 
 def test_backend_switched_off_by_the_user_exports_no_device():

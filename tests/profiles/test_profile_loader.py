@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pytest_colibri.errors import UsageError
 from pytest_colibri.profiles.loader import (
     RECORDING_LIMIT_BYTES,
+    all_profiles,
     find_profile,
     load_profile,
     profile_names,
@@ -257,19 +258,28 @@ def test_shipped_profiles_load(name: str) -> None:
     assert {recording.tool for recording in profile.recordings} & {"meminfo", "vm_stat"}
 
 
-def test_the_shipped_profiles_are_these() -> None:
-    assert profile_names() == (
+def test_auto_is_true_or_false(box: Path) -> None:
+    box.write_text(GPU.replace("backend: vulkan", "backend: vulkan\nauto: false"))
+    assert not load_profile(box).auto
+    message = refusal(box, GPU.replace("backend: vulkan", "backend: vulkan\nauto: no"))
+    assert message == f'{box}:4:7: auto must be true or false, not "no"; allowed: true or false'
+
+
+def test_auto_chooses_among_these() -> None:
+    assert [profile.name for profile in all_profiles() if profile.auto] == [
         "amd-rocm",
         "amd-vulkan",
         "apple-metal",
         "apple-vulkan",
         "cpu",
         "intel-vulkan",
+        "jetson-agx-orin",
+        "jetson-thor",
         "nvidia-cuda",
         "nvidia-unified",
         "nvidia-vulkan",
         "software-vulkan",
-    )
+    ]
 
 
 def test_every_shipped_recording_belongs_to_a_profile() -> None:
