@@ -26,7 +26,7 @@ STDERR_TAIL = 4000
 
 _OUTCOMES = ("plan", "refused", "unsupported")
 # They choose among the devices of this machine; those of an emulated one come with the request.
-_DEVICE_MASKS = frozenset({"HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"})
+_DEVICE_MASKS = frozenset({"ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"})
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ProgramPlanner:
     def ask(self, request: PlannerRequest, stage: Stage | None = None) -> PlannerAnswer:
         """Run the program once, in an empty folder; see :class:`PlannerSubject`."""
         if stage is not None and not (stage.binds_files or self.follows_redirections):
-            raise Unavailable(f"{self.name} would read the files of this machine: {stage.reach}")
+            raise Unavailable(f"{self.name} would see a mix of two machines: {stage.reach}")
         with tempfile.TemporaryDirectory(prefix="colibri-planner-") as folder:
             output = run_tool(
                 stage.command(self.command) if stage else self.command,

@@ -242,7 +242,5 @@ def test_a_program_that_follows_no_redirection_is_not_shown_a_mix_of_machines(
     monkeypatch.setattr(Stage, "_obstacle", lambda _: "refused by the test")
     stage = Stage(find_profile("nvidia-cuda"), tmp_path / "stage")
     planner = ProgramPlanner("mine", (sys.executable, "-c", "print(1)"))
-    with pytest.raises(
-        Unavailable, match=r"mine would read the files of this machine: .*refused by the test"
-    ):
+    with pytest.raises(Unavailable, match=r"mine would see a mix of two machines: .*refused by the test"):
         planner.ask(PlannerRequest(model, "cuda"), stage)

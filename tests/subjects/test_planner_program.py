@@ -101,9 +101,9 @@ def test_the_user_s_variables_replace_those_of_this_process(
     request_here: PlannerRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLI_GPU", "3")
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
     tells = program(
-        "import json, os; names = ('COLI_GPU', 'RAM_GB', 'HIP_VISIBLE_DEVICES')\n"
+        "import json, os; names = ('COLI_GPU', 'RAM_GB', 'ROCR_VISIBLE_DEVICES')\n"
         "print(json.dumps({'refused': str([os.environ.get(name) for name in names])}))"
     )
     answer = tells.ask(PlannerRequest(request_here.model, "cuda", environment={"RAM_GB": "9"}))
@@ -113,10 +113,10 @@ def test_the_user_s_variables_replace_those_of_this_process(
 def test_masks_of_this_machine_are_no_part_of_a_stage(
     stage: Stage, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    tells = program("import os; print('{\"refused\": \"mask %s\"}' % os.environ.get('HIP_VISIBLE_DEVICES'))")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
+    tells = program("import os; print('{\"refused\": \"mask %s\"}' % os.environ.get('ROCR_VISIBLE_DEVICES'))")
     assert tells.ask(PlannerRequest(model, "rocm"), stage).refused == "mask None"
-    asked = PlannerRequest(model, "rocm", environment={"HIP_VISIBLE_DEVICES": "0"})
+    asked = PlannerRequest(model, "rocm", environment={"ROCR_VISIBLE_DEVICES": "0"})
     assert tells.ask(asked, stage).refused == "mask 0"
 
 
