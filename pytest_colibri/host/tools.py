@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from pytest_colibri.errors import Unavailable, UsageError
-from pytest_colibri.units import MIB
+from pytest_colibri.units import KIB, MIB
 
 MAX_OUTPUT_BYTES = 4 * MIB
+
+_CHUNK_BYTES = 64 * KIB
+_LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,30 +39,56 @@ def run_tool(
     timeout_s: float = 10,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    stdin: str = "",
 ) -> Output:
-    """Run a program and return what it wrote, at most 4 MiB of each stream.
+    """Run a program and return what it wrote, at most 4 MiB of each stream; the rest is read and dropped.
 
-    A program that outlives ``timeout_s`` is killed with all that it started. Raises Unavailable when the
-    program is not installed or cannot be started.
+    What it started is killed when it ends, and with it when it outlives ``timeout_s``. Raises Unavailable
+    when the program is not installed or cannot be started.
     """
     program = shutil.which(arguments[0])
     if program is None:
         raise Unavailable(f"{arguments[0]} is not installed")
-    with tempfile.TemporaryFile() as text, tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as given:
+        given.write(stdin.encode())
+        given.seek(0)
         try:
             process = subprocess.Popen(
                 [program, *arguments[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=text,
-                stderr=errors,
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 env=environment,
                 cwd=folder,
                 start_new_session=True,
             )
         except OSError as error:
             raise Unavailable(f"{program} cannot be started: {error.strerror}") from error
-        status = _wait(process, timeout_s)
-        return Output(status, _head(text), _head(errors))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    text, errors = _Head(process.stdout), _Head(process.stderr)
+    status = _wait(process, timeout_s)
+    return Output(status, text.read(), errors.read())
+
+
+class _Head:
+    """Reads a pipe to its end in a thread, and keeps its first MAX_OUTPUT_BYTES."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._kept = bytearray()
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        with self._pipe:
+            while chunk := self._pipe.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
+                self._kept += chunk[: MAX_OUTPUT_BYTES - len(self._kept)]
+
+    def read(self) -> str:
+        """Return what was kept; a process that escaped from the group may still hold the pipe."""
+        self._thread.join(_LAST_WORDS_S)
+        return bytes(self._kept).decode("utf-8", "replace")
 
 
 def printed_files(text: str, what: str) -> dict[PurePosixPath, dict[str, str]]:
@@ -89,15 +119,15 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if process.returncode is None:
-            _kill_group(process)
+        _kill_group(process)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if os.name == "posix":
-        with suppress(PermissionError):  # macOS refuses when only the ended leader is left
+        # Nothing is left in the group of a tidy program; macOS refuses when only the ended leader is left.
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    else:
+    elif process.returncode is None:
         import psutil
 
         with suppress(psutil.NoSuchProcess):
@@ -105,8 +135,3 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
                 child.kill()
         process.kill()
     process.wait()
-
-
-def _head(stream: IO[bytes]) -> str:
-    stream.seek(0)
-    return stream.read(MAX_OUTPUT_BYTES).decode("utf-8", "replace")
