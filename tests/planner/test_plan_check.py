@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from machines import GB10, device, full_usage, glm_mixed, machine, small_model, windowed
 
-from pytest_colibri.planner import budgets, check, environment, runtime, tiers
+from pytest_colibri.planner import budgets, check, environment, masks, runtime, tiers
 from pytest_colibri.planner.check import RULES, broken_rules
 from pytest_colibri.planner.plan import DeviceShare, Plan, PlanRequest
 from pytest_colibri.planner.reference import plan
@@ -247,6 +247,32 @@ FAULTS = {
         lambda _: lambda _: Figure(1081 * GB, "MemAvailable"),
         BLIND.request,
         "unknown_drives_no_tier",
+    ),
+    "heaps summed": (
+        budgets,
+        "largest_local_heap",
+        lambda _: lambda device: Figure(sum(heap.size_bytes for heap in device.heaps), "all heaps"),
+        replace(
+            WINDOWED.request,
+            accelerators=(
+                replace(windowed("card", 8 * GB, GB), free=Figure(9 * GB, ""), total=Figure(9 * GB, "")),
+            ),
+        ),
+        "devices_keep_their_reserve",
+    ),
+    "mask forgotten": (
+        masks,
+        "visible_devices",
+        lambda original: lambda backend, known, _: original(backend, known, {}),
+        MASKED.request,
+        "devices_are_visible",
+    ),
+    "dense weights on the device forgotten": (
+        runtime,
+        "resident_bytes",
+        lambda _: lambda *_: 0,
+        RESIDENT.request,
+        "residents_are_charged",
     ),
     "clamped without a word": (
         budgets,
