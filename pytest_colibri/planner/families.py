@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pytest_colibri.container.families import FamilyName
+from pytest_colibri.container.families import BY_MODEL_TYPE, FamilyName, known_model_types
 from pytest_colibri.container.geometry import Geometry
 from pytest_colibri.errors import UsageError
+from pytest_colibri.profiles.model import Backend
 
 Config = Mapping[str, object]
 
@@ -30,6 +31,22 @@ class FamilyRules:
     state: Callable[[Config], int]
     attention: Callable[[Config], int]
     chosen: Callable[[Config], int]
+
+
+def rules_of(geometry: Geometry) -> FamilyRules:
+    """Return the rules of the model's family; UsageError names a family that has none."""
+    return RULES[family_of(geometry)]
+
+
+def family_of(geometry: Geometry) -> FamilyName:
+    """Return the family of the model; UsageError names one that has no rules."""
+    family = BY_MODEL_TYPE.get(geometry.family)
+    if family is None:
+        raise UsageError(
+            f"{geometry.path}: no memory rules for the model family {geometry.family!r}; "
+            f"known: {known_model_types()}"
+        )
+    return family.name
 
 
 def positive(config: Config, key: str, default: int | None = None) -> int:
@@ -289,6 +306,14 @@ def _deepseek_workspace(config: Config, context: int) -> int:
 def _deepseek_attention(config: Config) -> int:
     return positive(config, "num_attention_heads") * 2 * positive(config, "head_dim")
 
+
+WITHOUT_CODE: Mapping[FamilyName, tuple[Backend, ...]] = {
+    "olmoe": ("cuda", "rocm", "vulkan", "metal"),
+    "qwen36": ("vulkan", "metal"),
+    "inkling": ("vulkan",),
+    "deepseek_v4": ("vulkan", "metal"),
+}
+"""Backends that the public engine of a family has no code for, at its version 1.7.0."""
 
 RULES: Mapping[FamilyName, FamilyRules] = {
     "glm": FamilyRules(_glm_cache, _glm_workspace, no_state, _mla_attention, _chosen),

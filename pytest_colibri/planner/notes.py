@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pytest_colibri.host.model import Accelerator, Processor
 from pytest_colibri.planner import budgets, division, environment
+from pytest_colibri.planner.families import WITHOUT_CODE, family_of
 from pytest_colibri.planner.plan import DeviceShare, Plan, PlanRequest
 from pytest_colibri.units import Figure, format_bytes
 
@@ -21,6 +22,7 @@ def warnings_of(plan: Plan, planned: Mapping[str, str]) -> tuple[str, ...]:
         *processor_notes(request.host.processor),
         *request_notes(request),
         *resident_notes(request, devices),
+        *family_notes(request, devices),
         *(note for share in devices for note in device_notes(share)),
         *history_notes(request, devices, plan.hot_bytes),
         *disk_notes(plan.cold_bytes),
@@ -102,6 +104,16 @@ def resident_notes(request: PlanRequest, devices: Sequence[DeviceShare]) -> tupl
     return tuple(
         f"{name}={request.environment[name]} is set, and no device plans: the CPU keeps the {part}"
         for name, part in environment.resident_parts(request).items()
+    )
+
+
+def family_notes(request: PlanRequest, devices: Sequence[DeviceShare]) -> tuple[str, ...]:
+    """Say when the public engine of the model's family has no code for the backend."""
+    if not devices or request.backend not in WITHOUT_CODE.get(family_of(request.geometry), ()):
+        return ()
+    return (
+        f"the public engine of the family {request.geometry.family} has no code for {request.backend}: with "
+        "it, the CPU does all work",
     )
 
 

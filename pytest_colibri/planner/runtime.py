@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_colibri.container.families import BY_MODEL_TYPE, known_model_types
 from pytest_colibri.container.geometry import Geometry
-from pytest_colibri.errors import UsageError
 from pytest_colibri.planner.environment import Part
-from pytest_colibri.planner.families import RULES, FamilyRules, positive
+from pytest_colibri.planner.families import positive, rules_of
 from pytest_colibri.planner.plan import KvType, PlanRequest
 from pytest_colibri.units import Figure
 
@@ -83,14 +81,3 @@ def runtime_parts(request: PlanRequest) -> Mapping[str, Figure]:
             workspace_bytes(geometry, context), f"{geometry.family}, context {context}"
         ),
     }
-
-
-def rules_of(geometry: Geometry) -> FamilyRules:
-    """Return the rules of the model's family; UsageError names a family that has none."""
-    family = BY_MODEL_TYPE.get(geometry.family)
-    if family is None:
-        raise UsageError(
-            f"{geometry.path}: no memory rules for the model family {geometry.family!r}; "
-            f"known: {known_model_types()}"
-        )
-    return RULES[family.name]

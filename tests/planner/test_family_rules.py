@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from machines import FAMILY_CONFIGS, glm_mixed, machine, small_model
+from machines import FAMILY_CONFIGS, device, glm_mixed, machine, small_model
 
 from pytest_colibri.container.families import BY_MODEL_TYPE, FAMILIES
 from pytest_colibri.errors import UsageError
@@ -160,3 +160,22 @@ def test_slots_and_type_of_the_cache_are_inputs_and_are_shown():
     assert step.figure.bytes == 3 * 65_536 * 79 * (576 + 128) * 34 // 32
     assert step.figure.source.endswith("glm_moe_dsa, context 65536, q8_0")
     assert f"{step.figure.bytes // 3} B" in step.figure.source
+
+
+@pytest.mark.parametrize(
+    ("family", "backend", "told"),
+    [
+        ("deepseek_v4", "vulkan", True),
+        ("olmoe", "cuda", True),
+        ("qwen3_5_moe", "cuda", False),
+        ("kimi_k3", "vulkan", False),
+        ("glm_moe_dsa", "vulkan", False),
+        ("olmoe", "cpu", False),
+    ],
+)
+def test_backend_without_code_in_the_engine_of_the_family_is_told(family, backend, told):
+    devices = () if backend == "cpu" else (device("card", 24 * GB, api=backend),)
+    warnings = plan(PlanRequest(small_model(family=family), machine(64 * GB), backend, devices)).warnings
+    assert (
+        any(f"engine of the family {family} has no code for {backend}" in line for line in warnings) is told
+    )
