@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest_colibri
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_colibri.host.model import Host
     from pytest_colibri.profiles.model import Profile
 
-USAGE, HOST_MISMATCH = 4, 7
+FAILED, USAGE, HOST_MISMATCH = 1, 4, 7
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,12 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (HostMismatch, DoesNotFit) as error:
         print(f"pytest-colibri: {error}", file=sys.stderr)
         return HOST_MISMATCH
+    except PlannerFailed as error:
+        print(f"pytest-colibri: {error}", file=sys.stderr)
+        return FAILED
     except ColibriError as error:
         print(f"pytest-colibri: {error}", file=sys.stderr)
         return USAGE
     except OSError as error:
         print(f"pytest-colibri: the output cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
+        return FAILED
     except KeyboardInterrupt:
         print("pytest-colibri: interrupted", file=sys.stderr)
         return 2
@@ -73,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--vram", metavar="SIZE", help="VRAM budget, such as 16GB")
     plan.add_argument("--context", type=_count, default=4096, metavar="TOKENS", help="default: 4096")
     plan.add_argument("--explain", action="store_true", help="print the sum, line by line, with its sources")
+    others = plan.add_mutually_exclusive_group()
+    others.add_argument("--colibri", type=Path, metavar="DIR", help="ask the planner of a colibri checkout")
+    others.add_argument("--planner", metavar="COMMAND", help="ask a program (docs/planner-protocol.md)")
     plan.set_defaults(run=_plan)
     return parser
 
@@ -150,6 +157,9 @@ def _plan(options: argparse.Namespace) -> None:
 
     geometry = read_geometry(options.model)
     profile, host = _profile_and_host(options.profile, emulated=options.emulate)
+    if options.colibri or options.planner:
+        _ask_planner(options, profile)
+        return
     usage = options.model / ".coli_usage"
     answer = plan(
         PlanRequest(
@@ -166,6 +176,39 @@ def _plan(options: argparse.Namespace) -> None:
         )
     )
     print(explain(answer) if options.explain else json.dumps(plan_to_json(answer), indent=1))
+
+
+def _ask_planner(options: argparse.Namespace, profile: Profile) -> None:
+    """Print what another planner answers for this machine, or for the one that the profile recorded."""
+    from pytest_colibri.host.stage import Stage
+    from pytest_colibri.planner.environment import engine_variables
+    from pytest_colibri.subjects.checkout import checkout_planner
+    from pytest_colibri.subjects.planner import PlannerRequest
+    from pytest_colibri.subjects.planner_program import planner_program
+
+    if options.explain:
+        raise UsageError("--explain: the sum of another planner is not known, only its plan")
+    planner = checkout_planner(options.colibri) if options.colibri else planner_program(options.planner)
+    request = PlannerRequest(
+        model=options.model.resolve(),
+        backend=profile.backend,
+        ram_bytes=_size("--ram", options.ram),
+        vram_bytes=_size("--vram", options.vram),
+        context=options.context,
+        environment={**engine_variables(os.environ), **profile.environment},
+    )
+    with TemporaryDirectory(prefix="colibri-stage-") as folder:
+        stage = Stage(profile, Path(folder)) if options.emulate else None
+        answer = planner.ask(request, stage)
+    if answer.refused is not None:
+        raise HostMismatch(f"{planner.name} refuses: {answer.refused}")
+    if answer.plan is None:
+        raise PlannerFailed(f"{planner.name}: {answer.unsupported or answer.failed}")
+    print(json.dumps({"plan": answer.plan, "environment": dict(answer.environment)}, indent=1))
+
+
+class PlannerFailed(ColibriError):
+    """A planner under test gave no answer that can be read, or has no input for what was asked."""
 
 
 def _profile_and_host(name: str, *, emulated: bool) -> tuple[Profile, Host]:
