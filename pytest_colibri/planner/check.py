@@ -114,17 +114,17 @@ def devices_keep_their_reserve(plan: Plan) -> Iterator[str]:
 
 
 def staging_is_told(plan: Plan) -> Iterator[str]:
-    """Where the CPU cannot write all that a device of its own is to hold, a warning names both figures."""
+    """Where the CPU can write a part only of a card's own memory, a warning names both figures."""
     for share in plan.devices:
-        device = share.accelerator
-        if share.accelerator.pool != "discrete" or not device.memory_types:
+        device, local = share.accelerator, _largest_heap(share).bytes
+        if local is None or not device.memory_types:
             continue
         windows = {kind.heap for kind in device.memory_types if kind.device_local and kind.host_visible}
         direct = max((heap.size_bytes for heap in device.heaps if heap.index in windows), default=0)
-        figures = format_bytes(direct), format_bytes(share.taken_bytes)
+        figures = format_bytes(direct), format_bytes(local)
         told = any(all(figure in line for figure in figures) for line in plan.warnings)
-        if share.taken_bytes > direct and not told:
-            yield f"{device.identity.name} takes {figures[1]}, of which {figures[0]} are host-visible, untold"
+        if direct < local and not told:
+            yield f"{device.identity.name}: {figures[0]} of {figures[1]} are host-visible, untold"
 
 
 def devices_were_asked_for(plan: Plan) -> Iterator[str]:

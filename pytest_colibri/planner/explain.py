@@ -75,7 +75,9 @@ def _device_steps(share: DeviceShare) -> Iterator[Step]:
     yield Step(f"{name}: reserve", Figure(share.reserve_bytes, "scratch of a prompt, or the least reserve"))
     yield Step(f"{name}: usable", share.usable)
     if share.resident_bytes:
-        yield Step(f"{name}: dense weights and attention", Figure(share.resident_bytes, "set by the user"))
+        yield Step(
+            f"{name}: dense weights and attention", Figure(share.resident_bytes, "set in the environment")
+        )
     yield Step(f"{name}: budget", Figure(share.budget_bytes, "its part of the VRAM budget"))
 
 

@@ -148,15 +148,14 @@ def in_use_note(device: Accelerator) -> tuple[str, ...]:
 
 
 def staging_note(share: DeviceShare) -> tuple[str, ...]:
-    """Say when the CPU can write only a part of what the device is to hold: the rest must be staged."""
+    """Say when the CPU can write only a part of the device's own memory: the rest must be staged."""
     device = share.accelerator
     direct, local = budgets.directly_writable(device).bytes, budgets.largest_local_heap(device).bytes
-    if budgets.shares_ram(device) or direct is None or share.taken_bytes <= direct:
+    if budgets.shares_ram(device) or direct is None or local is None or direct >= local:
         return ()
     return (
         f"{device.identity.name}: {format_bytes(direct)} of {format_bytes(local)} device memory are "
-        f"host-visible (no Resizable BAR): an engine that does not stage its writes cannot place the "
-        f"{format_bytes(share.taken_bytes)} that are planned there",
+        "host-visible (no Resizable BAR): a tier above that must be staged, or is cut to it by the engine",
     )
 
 
