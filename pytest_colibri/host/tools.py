@@ -64,10 +64,13 @@ def run_tool(
             )
         except OSError as error:
             raise Unavailable(f"{program} cannot be started: {error.strerror}") from error
-    assert process.stdout is not None
-    assert process.stderr is not None
-    text, errors = _Head(process.stdout), _Head(process.stderr)
-    status = _wait(process, timeout_s)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        text, errors = _Head(process.stdout), _Head(process.stderr)
+        status = _wait(process, timeout_s)
+    finally:
+        _kill_group(process)
     return Output(status, text.read(), errors.read())
 
 
@@ -118,8 +121,6 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         return None
-    finally:
-        _kill_group(process)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

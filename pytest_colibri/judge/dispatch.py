@@ -205,10 +205,10 @@ def judge_placement(statement: Statement, planned: Iterable[tuple[int, int]]) ->
 
 
 def judge_device_memory(plan: Plan, sighting: Sighting) -> Verdict:
-    """Judge the most that was allocated on the planned device against its budget and its reserve."""
+    """Judge the most that was allocated on the planned device against its plan and its reserve."""
     title = "device memory"
     share = plan.devices[0]
-    allowed = share.budget_bytes + share.reserve_bytes
+    allowed = share.taken_bytes + share.reserve_bytes
     claim = Claim("device", "plan", f"at most {allowed} B", Place("plan", 0), share.accelerator.identity)
     if sighting.evidence is None:
         return replace(_unwitnessed(claim, title, sighting.reach), place="plan")

@@ -13,7 +13,7 @@ from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample
 def planned_peak_bytes(plan: Plan) -> int:
     """Return the most RAM that the plan lets an engine use, the device's share of a unified pool included."""
     cache = plan.slots_per_layer * plan.request.geometry.bytes_per_slot
-    shared = sum(share.budget_bytes for share in plan.devices if shares_ram(share.accelerator))
+    shared = sum(share.taken_bytes for share in plan.devices if shares_ram(share.accelerator))
     return plan.dense_bytes + plan.runtime_bytes + cache + shared
 
 
