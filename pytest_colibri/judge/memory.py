@@ -59,7 +59,7 @@ def _least_possible_bytes(sample: MemorySample) -> int:
 def judge_floor(plan: Plan, memory: MemoryEvidence) -> Verdict:
     """Judge whether the memory that others may need stayed free, through the whole run.
 
-    A fall of more than the plan, which the process tree does not show, is nobody's: the engine may hold
+    A fall that the process tree does not show, of more than the whole plan, is nobody's: the engine may hold
     memory that no process owns, or another program may have taken it.
     """
     title = "available memory"
@@ -73,7 +73,7 @@ def judge_floor(plan: Plan, memory: MemoryEvidence) -> Verdict:
         reason = "the engine was stopped at the floor" if memory.stopped_at_floor else "the floor was crossed"
         return Verdict("broken", title, "plan", advertised, witnessed, memory.witness, reason=reason)
     fall = (memory.samples[0].available_bytes or least) - least
-    if fall > planned_peak_bytes(plan) and fall > memory.peak_tree_bytes:
+    if fall - memory.peak_tree_bytes > planned_peak_bytes(plan):
         reason = (
             f"{format_bytes(fall)} less became available, and the process tree shows no more than "
             f"{format_bytes(memory.peak_tree_bytes)} of it: who took the rest is not known"
