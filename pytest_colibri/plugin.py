@@ -33,6 +33,9 @@ TRIALS_KEY = "colibri_trials"
 EVIDENCE_FILE = "colibri-evidence.json"
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 7 * 24 * 3600
+SWITCHES = {"1": True, "true": True, "yes": True, "on": True} | dict.fromkeys(
+    ("", "0", "false", "no", "off"), False
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ OPTIONS = (
         "emulate", "judge plans on the host that the profile recorded; no engine is run", None, "--emulate"
     ),
     Option("model", "model folder to run instead of the suite's tiny models", "DIR", "--model"),
-    Option("checkout", "colibri checkout to judge instead of the embedded engine", "DIR", "--colibri"),
+    Option("checkout", "colibri checkout to judge (refused in this version)", "DIR", "--colibri"),
     Option("engine", "engine to judge: a command that speaks the engine protocol", "COMMAND"),
     Option("shaders", "folder with the SPIR-V files of that engine, to tell its pieces apart", "DIR"),
     Option("evidence", f"file that receives the evidence (default: {EVIDENCE_FILE})", "FILE"),
@@ -116,7 +119,11 @@ def setting(config: pytest.Config, name: str) -> str | bool | None:
     if value is None:
         value = os.environ.get(option.dest.upper()) or config.getini(option.dest)
     if option.metavar is None and isinstance(value, str):
-        return value.lower() not in ("", "0", "false", "no", "off")
+        if value.lower() not in SWITCHES:
+            raise pytest.UsageError(
+                f"{option.dest.upper()}={value}: write one of {', '.join(word for word in SWITCHES if word)}"
+            )
+        return SWITCHES[value.lower()]
     return value or None
 
 
@@ -182,6 +189,8 @@ class ColibriSession:
         self.timeout_s = _parse_seconds(str(setting(self.config, "timeout") or DEFAULT_TIMEOUT_S))
         engine = setting(self.config, "engine")
         shaders = setting(self.config, "shaders")
+        if shaders and not engine:
+            raise UsageError("--colibri-shaders belongs to --colibri-engine: give both, or none")
         self.subject: EngineSubject = (
             program_engine(str(engine), Path(str(shaders)) if shaders else None)
             if engine
@@ -259,7 +268,7 @@ class ColibriSession:
 
         backend, backends = self.profile.backend, self.subject.backends
         if backends is not None and backend in CHECKOUT_BACKENDS and not self.emulated:
-            return Status.NOTHING_SHOWN, CHECKOUT_SENTENCE
+            return Status.NOTHING_SHOWN, CHECKOUT_SENTENCE + CHECKOUT_BACKENDS[backend]
         reasons = mismatches(self.profile, self.host)
         if reasons:
             return Status.HOST_MISMATCH, "; ".join(reasons)
@@ -432,11 +441,11 @@ class ColibriSession:
         writer.write_line(f"{self.profile.name}: {sentence} (exit status {int(status)})", bold=True)
 
 
-CHECKOUT_BACKENDS = ("rocm", "metal")
+# Backends that the embedded engine does not compute on, and the profile that reaches such a device with it.
+CHECKOUT_BACKENDS = {"rocm": "amd-vulkan", "metal": "apple-vulkan"}
 CHECKOUT_SENTENCE = (
-    "rocm and metal judge a checkout (--colibri): the embedded engine does not compute on them. "
-    "The embedded engine can be judged on the same device through Vulkan: --profile=amd-vulkan or "
-    "--profile=apple-vulkan"
+    "rocm and metal judge a checkout (--colibri), which this version cannot do yet: the embedded engine does "
+    "not compute on them. It can be judged on the same device through Vulkan: --profile="
 )
 
 

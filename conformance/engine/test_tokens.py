@@ -13,7 +13,9 @@ pytestmark = pytest.mark.colibri_engine
 
 def test_generated_tokens(finished_trial: Trial, colibri_settle: Settle) -> None:
     wanted, source = finished_trial.tokens_wanted
-    colibri_settle(finished_trial.case, [judge_generated(finished_trial.statement, wanted, source)])
+    prompt_length = len(finished_trial.case.reference.prompt)
+    verdict = judge_generated(finished_trial.statement, prompt_length, wanted, source)
+    colibri_settle(finished_trial.case, [verdict])
 
 
 def test_scored_positions(finished_trial: Trial, colibri_settle: Settle) -> None:
@@ -27,6 +29,10 @@ def test_reference_tokens_on_the_cpu(finished_trial: Trial, colibri_settle: Sett
     if not reference.generated:
         pytest.skip("no other program has computed the tokens of this model")
     verdict = judge_generated(
-        finished_trial.reference.statement, reference.generated, reference.source, "reference on the CPU"
+        finished_trial.reference.statement,
+        len(reference.prompt),
+        reference.generated,
+        reference.source,
+        title="reference on the CPU",
     )
     colibri_settle(finished_trial.case, [verdict])

@@ -36,8 +36,9 @@ class Telemetry:
 class Statement:
     """Everything that an engine said in one run.
 
-    ``tokens`` are the generated ids in order, ``scores`` the best token at each position (None without that
-    event), ``refused`` the reason of a refusal. ``phases`` are the (phase, state) lines in order.
+    ``tokens`` are the generated ids in order, the first of them at ``first_position``, ``scores`` the best
+    token at each position (None without that event), ``refused`` the reason of a refusal. ``phases`` are the
+    (phase, state) lines in order.
     ``complete`` says that the last event was the end of the run. ``unparsed`` are lines that are no event of
     the protocol: kept, never guessed at. ``malformed`` are the places of events that are wrong.
     """
@@ -46,6 +47,7 @@ class Statement:
     claims: tuple[Claim, ...]
     telemetry: tuple[Telemetry, ...]
     tokens: tuple[int, ...]
+    first_position: int | None
     scores: tuple[int, ...] | None
     tokens_place: Place | None
     refused: str | None
@@ -87,6 +89,7 @@ class _Reader:
         self.claims: list[Claim] = []
         self.telemetry: list[Telemetry] = []
         self.tokens: list[int] = []
+        self.first_position: int | None = None
         self.scores: tuple[int, ...] | None = None
         self.tokens_place: Place | None = None
         self.refused: str | None = None
@@ -105,7 +108,7 @@ class _Reader:
             case "telemetry":
                 self.telemetry.append(_telemetry(event, place))
             case "token":
-                self.tokens.append(_integer(event, "id"))
+                self._take_token(_integer(event, "id"), _integer(event, "position"))
                 self.tokens_place = self.tokens_place or place
             case "scores":
                 self.scores = tuple(_integers(event["ids"]))
@@ -114,6 +117,13 @@ class _Reader:
                 self.refused = str(event["reason"])
             case "phase":
                 self.phases.append((str(event["phase"]), str(event["state"])))
+
+    def _take_token(self, token: int, position: int) -> None:
+        if self.first_position is None:
+            self.first_position = position
+        if position != self.first_position + len(self.tokens):
+            raise _Malformed
+        self.tokens.append(token)
 
     def _retract(self, event: Mapping[str, object], place: Place) -> None:
         kind = str(event["claim"])
@@ -130,6 +140,7 @@ class _Reader:
             tuple(self.claims),
             tuple(self.telemetry),
             tuple(self.tokens),
+            self.first_position,
             self.scores,
             self.tokens_place,
             self.refused,

@@ -184,7 +184,7 @@ def judge_residency(
     )
     witnessed = f"{peak} B allocated on the device at the peak"
     if peak < needed:
-        reason = f"the experts that are said to be resident take {needed} B"
+        reason = f"the experts that are said to be resident take {needed} B, and only {peak} B were allocated"
         return _verdict(claim, title, "broken", sighting, witnessed, reason)
     return _verdict(claim, title, "held", sighting, witnessed)
 

@@ -27,8 +27,9 @@ def judge_ending(statement: Statement, output: Output) -> Verdict:
     if statement.refused is not None:
         return _ending("not_claimed", output, f"the engine refused the request: {statement.refused}")
     if output.status != 0 or not statement.complete:
+        what = "it failed" if output.status != 0 else "its last event is not its end"
         last = next((line for line in reversed(output.stderr) if line.strip()), "nothing on standard error")
-        return _ending("broken", output, f"ended before it was done; last words: {last}")
+        return _ending("broken", output, f"{what}; last words: {last}")
     return _ending("held", output, "")
 
 

@@ -9,6 +9,8 @@ from pytest_colibri.planner.plan import Plan
 from pytest_colibri.units import format_bytes
 from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample
 
+ENDED_TOO_SOON = "the process ended before the memory was sampled"
+
 
 def planned_peak_bytes(plan: Plan) -> int:
     """Return the most RAM that the plan lets an engine use, the device's share of a unified pool included."""
@@ -40,8 +42,7 @@ def judge_peak(plan: Plan, memory: MemoryEvidence) -> Verdict:
     planned = planned_peak_bytes(plan)
     advertised = f"at most {format_bytes(planned)}"
     if not memory.samples:
-        reason = "the process ended before the memory was sampled"
-        return Verdict("unwitnessed", title, "plan", advertised, "", memory.witness, reason=reason)
+        return Verdict("unwitnessed", title, "plan", advertised, "", memory.witness, reason=ENDED_TOO_SOON)
     peak = max(memory.samples, key=_least_possible_bytes)
     over = _least_possible_bytes(peak) - planned
     measure = "RSS" if peak.proportional_bytes is None else "PSS"
@@ -66,7 +67,8 @@ def judge_floor(plan: Plan, memory: MemoryEvidence) -> Verdict:
     advertised = f"never below {format_bytes(memory.floor_bytes)}"
     least = memory.least_available_bytes
     if least is None:
-        reason = "no source gives the available memory of this machine"
+        missing = "no source gives the available memory of this machine"
+        reason = missing if memory.samples else ENDED_TOO_SOON
         return Verdict("unwitnessed", title, "plan", advertised, "", memory.witness, reason=reason)
     witnessed = f"least {format_bytes(least)}"
     if memory.stopped_at_floor or least < memory.floor_bytes:

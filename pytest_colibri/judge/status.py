@@ -44,7 +44,8 @@ def conclude(verdicts: Collection[Verdict], backend: Backend, *, plans_only: boo
     if withheld:
         cases = ", ".join(dict.fromkeys(verdict.case for verdict in withheld))
         return Status.NOTHING_SHOWN, f"not claimed, and so not shown, for {cases}"
-    return Status.HELD, _count(held, "held")
+    alone = ", on the CPU alone: no GPU was tested" if backend == "cpu" else ""
+    return Status.HELD, f"{_count(held, 'held')}{alone}"
 
 
 def _of(verdicts: Collection[Verdict], state: State) -> list[Verdict]:

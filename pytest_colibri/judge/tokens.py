@@ -50,9 +50,18 @@ def read_token_reference(path: Path) -> TokenReference:
 
 
 def judge_generated(
-    statement: Statement, wanted: Sequence[int], source: str, title: str = "generated tokens"
+    statement: Statement,
+    prompt_length: int,
+    wanted: Sequence[int],
+    source: str,
+    title: str = "generated tokens",
 ) -> Verdict:
-    """Judge the greedily generated tokens, position by position."""
+    """Judge the greedily generated tokens, position by position; the first follows the prompt."""
+    first = statement.first_position
+    if first not in (None, prompt_length):
+        place = str(statement.tokens_place)
+        reason = f"the first token is at position {first}, and the prompt ends before {prompt_length}"
+        return Verdict("broken", title, place, f"{len(statement.tokens)} tokens", "", source, reason=reason)
     return _judge(title, statement, statement.tokens, wanted, source)
 
 

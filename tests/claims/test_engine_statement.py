@@ -92,7 +92,7 @@ def test_lines_that_are_no_events_are_kept() -> None:
 
 
 def test_boolean_is_no_count() -> None:
-    assert read_statement(lines({"event": "token", "id": True}), "engine").tokens == ()
+    assert read_statement(lines({"event": "token", "id": True, "position": 1}), "engine").tokens == ()
 
 
 @given(st.lists(events.map(json.dumps) | st.text(max_size=40), max_size=12))
@@ -100,3 +100,11 @@ def test_any_output_is_read_without_failing(output: list[str]) -> None:
     statement = read_statement(output, "engine")
     assert len(statement.unparsed) <= len(output)
     assert all(isinstance(token, int) for token in statement.tokens)
+
+
+def test_positions_follow_each_other() -> None:
+    tokens = [{"event": "token", "position": at, "id": 7} for at in (3, 4, 4)]
+    statement = read_statement(lines(*tokens), "engine")
+    assert statement.tokens == (7, 7)
+    assert statement.first_position == 3
+    assert [str(place) for place in statement.malformed] == ["stdout:3"]

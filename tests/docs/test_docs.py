@@ -28,7 +28,7 @@ from pytest_colibri.plugin import OPTIONS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-TITLE_POSITION = {"Verdict": 1, "_judge": 0, "_not_claimed": 0, "judge_generated": 3}
+TITLE_POSITION = {"Verdict": 1, "_judge": 0, "_not_claimed": 0}
 
 FENCE = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 FIGURE = re.compile(r"(?<!\w)\d+(?:\.\d+)*(?: (?:B|kB|MB|GB)\b)?")
@@ -303,6 +303,7 @@ def possible_titles(node: ast.AST) -> Iterator[ast.expr]:
         position = TITLE_POSITION.get(node.func.id)
         if position is not None:
             yield from node.args[position : position + 1]
+        yield from (keyword.value for keyword in node.keywords if keyword.arg == "title")
     elif isinstance(node, ast.FunctionDef):
         for argument, default in zip(reversed(node.args.args), reversed(node.args.defaults), strict=False):
             if argument.arg == "title":

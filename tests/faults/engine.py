@@ -313,6 +313,15 @@ def allocates_beyond_the_device_budget() -> None:
 
 
 @fault
+def counts_positions_from_zero() -> None:
+    rewrite_events(
+        lambda event, fields: (
+            (event, {**fields, "position": fields["position"] - 12}) if event == "token" else (event, fields)
+        )
+    )
+
+
+@fault
 def gives_no_counters() -> None:
     without_event("telemetry")
 

@@ -90,6 +90,10 @@ MATRIX: dict[str, tuple[int, dict[str, str]]] = {
     "moves_phases_through_another_file": (1, {"expert tier, decode": "broken"}),
     "writes_into_the_model_folder": (1, {"model folder": "broken", "generated tokens": "held"}),
     "allocates_beyond_the_device_budget": (1, {**HELD_TIER, "device memory": "broken"}),
+    "counts_positions_from_zero": (
+        1,
+        {**HELD_TIER, "generated tokens": "broken", "scored positions": "held"},
+    ),
     "gives_no_counters": (0, {**HELD_TIER, "own counters, decode": "not_claimed"}),
     "takes_more_memory_than_planned": (1, {"peak memory": "broken", "available memory": "held"}),
     "crashes_in_decode": (1, NO_RUN),

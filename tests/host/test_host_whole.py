@@ -188,7 +188,12 @@ run_tool([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=50)
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 def test_an_interrupted_wait_leaves_no_process_behind():
-    parent = subprocess.Popen([sys.executable, "-c", INTERRUPTED], cwd=PROJECT, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=PROJECT,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a background job
+    )
     with parent:
         process = psutil.Process(parent.pid)
         while not (tools := process.children()):

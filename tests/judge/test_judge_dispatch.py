@@ -38,7 +38,7 @@ def claim(kind: ClaimKind, **fields: object) -> Claim:
 
 
 def statement(*claims: Claim, telemetry: tuple[Telemetry, ...] = ()) -> Statement:
-    return Statement("engine", claims, telemetry, (), None, None, None, PHASES, True, (), ())
+    return Statement("engine", claims, telemetry, (), None, None, None, None, PHASES, True, (), ())
 
 
 def phase(name: str, gate_up: int, down: int, submits: int = 5, recorded: int | None = None) -> PhaseCounts:

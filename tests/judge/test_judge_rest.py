@@ -26,7 +26,7 @@ from pytest_colibri.profiles.model import Backend
 from pytest_colibri.units import Figure
 from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample, Output
 
-QUIET = Statement("engine", (), (), (1, 2, 3), None, None, None, (), True, (), ())
+QUIET = Statement("engine", (), (), (1, 2, 3), 12, None, None, None, (), True, (), ())
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,17 @@ def cpu_plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 )
 def test_tokens_are_compared_one_by_one(tokens: tuple[int, ...], state: str, reason: str) -> None:
     for verdict in (
-        judge_generated(replace(QUIET, tokens=tokens), (1, 2, 3), "reference"),
+        judge_generated(replace(QUIET, tokens=tokens), 12, (1, 2, 3), "reference"),
         judge_scored(replace(QUIET, scores=tokens), (1, 2, 3), "reference"),
     ):
         assert verdict.state == state
         assert reason in verdict.reason
+
+
+def test_tokens_begin_after_the_prompt() -> None:
+    verdict = judge_generated(QUIET, 11, (1, 2, 3), "reference")
+    assert verdict.state == "broken"
+    assert "position 12" in verdict.reason
 
 
 def test_no_scores_at_all_are_broken() -> None:
@@ -169,6 +175,10 @@ def test_only_a_proportional_figure_of_the_same_time_excuses_a_high_resident_set
 def test_floor(cpu_plan: Plan, available: tuple[int | None, ...], stopped: bool, state: str) -> None:
     samples = (MemorySample(at, figure, 1) for at, figure in enumerate(available))
     assert judge_floor(cpu_plan, memory(*samples, stopped=stopped)).state == state
+
+
+def test_no_sample_is_no_missing_source(cpu_plan: Plan) -> None:
+    assert "before the memory was sampled" in judge_floor(cpu_plan, memory()).reason
 
 
 def test_fall_that_no_process_shows_is_nobodys(cpu_plan: Plan) -> None:

@@ -104,6 +104,7 @@ def test_no_frida(pytester: pytest.Pytester) -> None:
         ("--model=no-such-folder", "no-such-folder"),
         ("--colibri=.", "cannot be judged yet"),
         ("--colibri-timeout=soon", "write seconds"),
+        ("--colibri-shaders=.", "belongs to --colibri-engine"),
         ("--colibri-timeout=nan", "write seconds"),
         ("--colibri-evidence=no/such/folder.json", "cannot be written"),
     ],

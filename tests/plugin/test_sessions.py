@@ -274,6 +274,7 @@ def test_interrupted_run_leaves_nothing_behind(pytester: pytest.Pytester) -> Non
         cwd=pytester.path,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a background job
     )
     while not mark.is_file() or not mark.read_text():
         time.sleep(0.05)
