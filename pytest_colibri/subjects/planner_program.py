@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_colibri.errors import Unavailable, UsageError
+from pytest_colibri.errors import Unavailable
 from pytest_colibri.host.stage import Stage
 from pytest_colibri.host.tools import MAX_OUTPUT_BYTES, Output, printable, run_tool
 from pytest_colibri.planner.environment import engine_variables
 from pytest_colibri.planner.exchange import VERSION
+from pytest_colibri.subjects.command import parse_command
 from pytest_colibri.subjects.planner import PlannerAnswer, PlannerRequest
 from pytest_colibri.units import MIB
 
@@ -57,26 +56,9 @@ class ProgramPlanner:
 
 
 def planner_program(command_line: str) -> ProgramPlanner:
-    """Return the program of ``--colibri-planner`` as a subject; UsageError when it is not there.
-
-    The line is split as a shell splits words, and no shell sees it.
-    """
-    try:
-        words = shlex.split(command_line)
-    except ValueError as error:
-        raise UsageError(f"--colibri-planner={command_line!r}: {error}") from None
-    program = shutil.which(words[0]) if words else None
-    if program is None:
-        raise UsageError(
-            f"--colibri-planner={command_line!r}: no such program; "
-            "give one that speaks the protocol of docs/planner-protocol.md"
-        )
-    files = [word for word in words[1:] if Path(word).is_file()]
-    arguments = (str(Path(word).resolve()) if word in files else word for word in words[1:])
-    return ProgramPlanner(
-        name=Path(files[0] if files else program).name,
-        command=(str(Path(program).absolute()), *arguments),
-    )
+    """Return the program of ``--planner`` as a subject; UsageError when it is not there."""
+    name, command = parse_command("--planner", command_line, "docs/planner-protocol.md")
+    return ProgramPlanner(name=name, command=command)
 
 
 def request_to_json(request: PlannerRequest) -> dict[str, object]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
 import sys
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -15,6 +13,7 @@ from pytest_colibri.errors import UsageError
 from pytest_colibri.planner.environment import engine_variables
 from pytest_colibri.planner.plan import Plan
 from pytest_colibri.profiles.model import Backend
+from pytest_colibri.subjects.command import parse_command
 from pytest_colibri.subjects.protocol import PIECES, EngineRequest, Launch, ShaderFile
 
 
@@ -57,32 +56,16 @@ def reference_engine() -> ProgramSubject:
 def program_engine(command_line: str, shader_folder: Path | None) -> ProgramSubject:
     """Return the program of ``--colibri-engine`` as a subject; :class:`UsageError` when it is not there.
 
-    The line is split as a shell splits words, and no shell sees it. With ``shader_folder`` a witness can tell
-    the pieces of the computation apart.
+    With ``shader_folder`` a witness can tell the pieces of the computation apart.
     """
-    try:
-        words = shlex.split(command_line)
-    except ValueError as error:
-        raise UsageError(f"--colibri-engine={command_line!r}: {error}") from None
-    program = shutil.which(words[0]) if words else None
-    if program is None:
-        raise UsageError(
-            f"--colibri-engine={command_line!r}: no such program; "
-            "give one that speaks the protocol of docs/engine-protocol.md"
-        )
+    name, command = parse_command("--colibri-engine", command_line, "docs/engine-protocol.md")
     shaders = shaders_in(shader_folder) if shader_folder is not None else ()
     if shader_folder is not None and {shader.piece for shader in shaders}.isdisjoint(PIECES):
         raise UsageError(
             f"--colibri-shaders={shader_folder}: no shader of a known piece; give a folder with files named "
             f"{' or '.join(f'{piece}*.spv' for piece in PIECES)}"
         )
-    files = [word for word in words[1:] if Path(word).is_file()]
-    arguments = (str(Path(word).resolve()) if word in files else word for word in words[1:])
-    return ProgramSubject(
-        name=Path(files[0] if files else program).name,
-        command=(str(Path(program).absolute()), *arguments),
-        shaders=shaders,
-    )
+    return ProgramSubject(name=name, command=command, shaders=shaders)
 
 
 def shaders_in(folder: Path) -> tuple[ShaderFile, ...]:

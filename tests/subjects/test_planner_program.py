@@ -226,7 +226,7 @@ def test_files_in_the_working_folder_go_with_it(request_here: PlannerRequest) ->
 
 @pytest.mark.parametrize("line", ["", "no-such-program-here", "'unclosed"])
 def test_a_program_that_is_not_there(line: str) -> None:
-    with pytest.raises(UsageError, match="--colibri-planner"):
+    with pytest.raises(UsageError, match="--planner"):
         planner_program(line)
 
 
