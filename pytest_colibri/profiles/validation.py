@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,15 @@ def violations(document: Document) -> list[str]:
 
     Each is one line, ``FILE:LINE:COLUMN: what; allowed: what is``; a last line counts those past the bound.
     """
-    # A set, since jsonschema reports each missing key by itself without naming it but in prose.
-    found = sorted(set(_schema_violations(document))) or sorted(_rule_violations(document))
+    return _lines(document, _schema_violations(document, load_schema()) or sorted(_rule_violations(document)))
+
+
+def schema_violations(document: Document, schema: Mapping[str, Any]) -> list[str]:
+    """Return what breaks a JSON Schema whose descriptions say what is allowed; lines as :func:`violations`."""
+    return _lines(document, _schema_violations(document, schema))
+
+
+def _lines(document: Document, found: Sequence[Violation]) -> list[str]:
     lines = [describe_error(document.path, *violation) for violation in found[:VIOLATION_LIMIT]]
     if len(found) > VIOLATION_LIMIT:
         lines.append(f"{document.path}: and {len(found) - VIOLATION_LIMIT} more")
@@ -58,11 +65,12 @@ def load_schema() -> dict[str, Any]:
     return schema
 
 
-def _schema_violations(document: Document) -> Iterator[Violation]:
+def _schema_violations(document: Document, schema: Mapping[str, Any]) -> list[Violation]:
     from jsonschema import Draft202012Validator
 
-    for error in Draft202012Validator(load_schema()).iter_errors(document.value):
-        yield from _explain(document, error)
+    errors = Draft202012Validator(schema).iter_errors(document.value)
+    # A set, since jsonschema reports each missing key by itself without naming it but in prose.
+    return sorted({violation for error in errors for violation in _explain(document, error)})
 
 
 def _explain(document: Document, error: ValidationError) -> Iterator[Violation]:

@@ -20,7 +20,7 @@ from pytest_colibri.units import MIB
 
 FILE_LIMIT_BYTES = MIB
 DEPTH_LIMIT = 16
-NODE_LIMIT = 2_000
+NODE_LIMIT = 10_000
 NUMBER_LIMIT_CHARACTERS = 64
 
 Value = str | int | float | bool | None | list["Value"] | dict[str, "Value"]
