@@ -15,7 +15,9 @@ import pytest_colibri
 from pytest_colibri.errors import ColibriError, HostMismatch, UsageError
 
 if TYPE_CHECKING:
+    from pytest_colibri.container.geometry import Geometry
     from pytest_colibri.host.model import Host
+    from pytest_colibri.planner.plan import PlanRequest
     from pytest_colibri.profiles.model import Profile
 
 FAILED, USAGE, HOST_MISMATCH = 1, 4, 7
@@ -146,13 +148,8 @@ def _profiles(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     from pytest_colibri.container.scan import read_geometry
-    from pytest_colibri.container.usage import read_usage
-    from pytest_colibri.host.disk import free_disk
-    from pytest_colibri.host.matching import matching_accelerators
-    from pytest_colibri.planner.environment import engine_variables
     from pytest_colibri.planner.exchange import plan_to_json
     from pytest_colibri.planner.explain import explain
-    from pytest_colibri.planner.plan import PlanRequest
     from pytest_colibri.planner.reference import plan
 
     geometry = read_geometry(options.model)
@@ -160,22 +157,33 @@ def _plan(options: argparse.Namespace) -> None:
     if options.colibri or options.planner:
         _ask_planner(options, profile)
         return
-    usage = options.model / ".coli_usage"
-    answer = plan(
-        PlanRequest(
-            geometry=geometry,
-            host=host,
-            backend=profile.backend,
-            accelerators=matching_accelerators(profile, host),
-            ram_bytes=_size("--ram", options.ram),
-            vram_bytes=_size("--vram", options.vram),
-            context=options.context,
-            usage=read_usage(usage) if usage.is_file() else {},
-            environment={**engine_variables(os.environ), **profile.environment},
-            disk_free=free_disk(options.model),
-        )
-    )
+    answer = plan(_plan_request(options, geometry, profile, host))
     print(explain(answer) if options.explain else json.dumps(plan_to_json(answer), indent=1))
+
+
+def _plan_request(
+    options: argparse.Namespace, geometry: Geometry, profile: Profile, host: Host
+) -> PlanRequest:
+    """Return what plan and doctor ask, so that neither says of a machine what the other denies."""
+    from pytest_colibri.container.usage import read_usage
+    from pytest_colibri.host.disk import free_disk
+    from pytest_colibri.host.matching import matching_accelerators
+    from pytest_colibri.planner.environment import engine_variables
+    from pytest_colibri.planner.plan import PlanRequest
+
+    usage = options.model / ".coli_usage"
+    return PlanRequest(
+        geometry=geometry,
+        host=host,
+        backend=profile.backend,
+        accelerators=matching_accelerators(profile, host),
+        ram_bytes=_size("--ram", options.ram),
+        vram_bytes=_size("--vram", options.vram),
+        context=options.context,
+        usage=read_usage(usage) if usage.is_file() else {},
+        environment={**engine_variables(os.environ), **profile.environment},
+        disk_free=free_disk(options.model),
+    )
 
 
 def _ask_planner(options: argparse.Namespace, profile: Profile) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pytest_colibri.errors import UsageError
 
@@ -44,8 +44,18 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 
 
+Fault = Literal["file", "names", "dtype", "size", "bounds", "overlap", "hole"]
+
+
 class ContainerError(UsageError):
-    """A model container that cannot be used: names the file, the tensor, the fault and what is allowed."""
+    """A model container that cannot be used: names the file, the tensor, the fault and what is allowed.
+
+    ``fault`` is its kind; ``file`` is any that leaves nothing to check further.
+    """
+
+    def __init__(self, message: str, fault: Fault = "file") -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,8 @@ def parse_json_object(raw: bytes, path: Path, what: str) -> dict[str, object]:
         )
     except RecursionError:
         raise ContainerError(f"{path}: the {what} is nested too deeply") from None
+    except _RepeatedKey as error:
+        raise ContainerError(f"{path}: the {what} is not valid JSON: {error}", "names") from None
     except ValueError as error:
         raise ContainerError(f"{path}: the {what} is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
@@ -129,11 +141,15 @@ def parse_json_object(raw: bytes, path: Path, what: str) -> dict[str, object]:
     return parsed
 
 
+class _RepeatedKey(ValueError):
+    """One object has a key twice."""
+
+
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {quote(twice)} appears twice")
+        raise _RepeatedKey(f"the key {quote(twice)} appears twice")
     return unique
 
 
@@ -146,16 +162,20 @@ def _tensor(path: Path, name: str, entry: object, data_start: int, buffer_bytes:
         raise _refused(path, name, f"must have exactly the keys {', '.join(sorted(_ENTRY_KEYS))}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _refused(path, name, f"dtype {quote(dtype)} is not one of {', '.join(DTYPE_BITS)}")
+        raise _refused(path, name, f"dtype {quote(dtype)} is not one of {', '.join(DTYPE_BITS)}", "dtype")
     if not _is_counts(shape) or len(shape) > MAX_RANK:
-        raise _refused(path, name, f"shape {quote(shape)} is not a list of at most {MAX_RANK} counts")
+        raise _refused(path, name, f"shape {quote(shape)} is not a list of at most {MAX_RANK} counts", "size")
     if not _is_counts(offsets) or len(offsets) != 2:
-        raise _refused(path, name, f"data_offsets {quote(offsets)} are not two counts")
+        raise _refused(path, name, f"data_offsets {quote(offsets)} are not two counts", "bounds")
     begin, end = offsets
     if not begin <= end <= buffer_bytes:
-        raise _refused(path, name, f"data_offsets {quote(offsets)} do not lie within 0 and {buffer_bytes}")
+        raise _refused(
+            path, name, f"data_offsets {quote(offsets)} do not lie within 0 and {buffer_bytes}", "bounds"
+        )
     if math.prod(shape) * DTYPE_BITS[dtype] != (end - begin) * 8:
-        raise _refused(path, name, f"{dtype} {quote(shape)} does not take the {end - begin} bytes given")
+        raise _refused(
+            path, name, f"{dtype} {quote(shape)} does not take the {end - begin} bytes given", "size"
+        )
     return TensorInfo(name, path, dtype, tuple(shape), data_start + begin, end - begin)
 
 
@@ -163,22 +183,24 @@ def _is_counts(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 
-def _refused(path: Path, name: str, why: str) -> ContainerError:
-    return ContainerError(f"{path}: tensor {quote(name)}: {why}")
+def _refused(path: Path, name: str, why: str, fault: Fault = "file") -> ContainerError:
+    return ContainerError(f"{path}: tensor {quote(name)}: {why}", fault)
 
 
 def _check_layout(path: Path, tensors: Mapping[str, TensorInfo], data_start: int, file_bytes: int) -> None:
     position, before = data_start, "the header"
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset < position:
-            raise _refused(path, tensor.name, f"overlaps {before}")
+            raise _refused(path, tensor.name, f"overlaps {before}", "overlap")
         if tensor.offset > position:
             raise _refused(
-                path, tensor.name, f"leaves {tensor.offset - position} unused bytes after {before}"
+                path, tensor.name, f"leaves {tensor.offset - position} unused bytes after {before}", "hole"
             )
         position, before = tensor.offset + tensor.nbytes, f"tensor {quote(tensor.name)}"
     if position < file_bytes:
-        raise ContainerError(f"{path}: {file_bytes - position} bytes after {before} belong to no tensor")
+        raise ContainerError(
+            f"{path}: {file_bytes - position} bytes after {before} belong to no tensor", "hole"
+        )
 
 
 class Container:
@@ -292,7 +314,7 @@ def open_container(directory: Path) -> Container:
     for shard in shards:
         for name, info in scan_shard(shard).items():
             if name in tensors:
-                raise _refused(shard, name, f"lies in {tensors[name].shard.name} too")
+                raise _refused(shard, name, f"lies in {tensors[name].shard.name} too", "names")
             tensors[name] = info
         if len(tensors) > MAX_TENSORS:
             raise ContainerError(f"{directory}: more than {MAX_TENSORS} tensors")
