@@ -323,9 +323,13 @@ def open_container(directory: Path) -> Container:
 
 def read_config(directory: Path) -> dict[str, object]:
     """Parse the ``config.json`` of a model folder, at most 16 MiB of strict JSON."""
-    path = directory / "config.json"
+    return read_json_object(directory / "config.json", "configuration", MAX_CONFIG_BYTES)
+
+
+def read_json_object(path: Path, what: str, most_bytes: int) -> dict[str, object]:
+    """Parse a file of strict JSON; ContainerError where it is no regular file, or too large."""
     with _open_regular(path) as file:
-        raw = file.read(MAX_CONFIG_BYTES + 1)
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise ContainerError(f"{path}: more than {MAX_CONFIG_BYTES} bytes")
-    return parse_json_object(raw, path, "configuration")
+        raw = file.read(most_bytes + 1)
+    if len(raw) > most_bytes:
+        raise ContainerError(f"{path}: more than {most_bytes} bytes")
+    return parse_json_object(raw, path, what)
