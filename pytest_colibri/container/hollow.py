@@ -17,6 +17,7 @@ from pathlib import Path
 from pytest_colibri.container import tiny
 from pytest_colibri.container.families import BY_MODEL_TYPE, FamilyName
 from pytest_colibri.container.formats import WeightFormat
+from pytest_colibri.container.usage import USAGE_FILE, write_usage
 from pytest_colibri.errors import Unavailable, UsageError
 from pytest_colibri.units import GB, MIB
 
@@ -65,8 +66,9 @@ class HollowModel:
 
 
 def write_hollow_model(folder: Path, name: str) -> Path:
-    """Write ``config.json`` and the shards of a hollow model, one for each sparse layer; return the folder.
+    """Write ``config.json``, shards (one for each sparse layer) and ``.coli_usage``; return the folder.
 
+    The usage history lists every routed expert, those with low numbers as used most.
     Raises UsageError for an unknown name and where the files cannot be written, and Unavailable where the
     file system would allocate the weights.
     """
@@ -80,6 +82,7 @@ def write_hollow_model(folder: Path, name: str) -> Path:
         for number, tensors in enumerate(shards, start=1):
             _write_shard(folder / f"model-{number:05}-of-{len(shards):05}.safetensors", tensors)
         (folder / "config.json").write_bytes(json.dumps(model.config, indent=2).encode("ascii"))
+        write_usage(folder / USAGE_FILE, _usage(model))
     except OSError as error:
         raise UsageError(f"{folder}: the model cannot be written: {error.strerror}") from None
     return folder
@@ -126,6 +129,12 @@ def _write_shard(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(file.tell() + position)
+
+
+def _usage(model: HollowModel) -> dict[tuple[int, int], int]:
+    return {
+        (layer, expert): model.experts - expert for layer in model.widths for expert in range(model.experts)
+    }
 
 
 def _expert_bytes(hidden: int, inner: int, weight_format: WeightFormat) -> int:

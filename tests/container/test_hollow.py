@@ -10,6 +10,7 @@ from pytest_colibri.container import hollow
 from pytest_colibri.container.families import FAMILIES
 from pytest_colibri.container.hollow import HOLLOW_MODELS, PROBE_BYTES, write_hollow_model
 from pytest_colibri.container.scan import read_geometry
+from pytest_colibri.container.usage import USAGE_FILE, read_usage
 from pytest_colibri.errors import Unavailable, UsageError
 from pytest_colibri.planner.families import family_of
 from pytest_colibri.planner.runtime import kv_bytes, prompt_scratch_bytes, workspace_bytes
@@ -62,6 +63,16 @@ def test_weights_are_holes(tmp_path):
     folder = write_hollow_model(tmp_path / "model", "glm-mixed")
     assert sum(path.stat().st_size for path in folder.iterdir()) > 383_000_000_000
     assert allocated(folder) < 8_000_000
+
+
+def test_every_expert_has_a_rank(tmp_path):
+    folder = write_hollow_model(tmp_path / "model", "glm-small")
+    ranks = read_usage(folder / USAGE_FILE)
+    experts = {
+        (layer.index, expert) for layer in read_geometry(folder).layers for expert in layer.expert_bytes
+    }
+    assert ranks.keys() == experts
+    assert min(ranks.values()) == 1
 
 
 def test_the_small_model_is_small():
