@@ -28,6 +28,7 @@ _GB = 1e9
 _PLAN_VERSION = 2
 _CUDA_BACKENDS = ("cuda", "rocm")  # one build and one set of variables serve both
 _REFUSAL = re.compile(r"memory|\bfits?\b|unknown|unsupported|not supported", re.IGNORECASE)
+_REFUSAL_CLASSES = ("PlannerUnsupportedError", "UnknownFamilyError")
 
 
 class Unsupported(Exception):
@@ -41,7 +42,7 @@ def answer(planner: Any, request: dict[str, Any]) -> dict[str, object]:
     except Unsupported as error:
         return {"unsupported": str(error)}
     except (ValueError, SystemExit) as error:
-        if not _REFUSAL.search(str(error)):
+        if not (_REFUSAL.search(str(error)) or type(error).__name__ in _REFUSAL_CLASSES):
             raise
         return {"refused": str(error)}
     if plan["version"] != _PLAN_VERSION:

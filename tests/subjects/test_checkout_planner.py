@@ -196,6 +196,10 @@ def test_nothing_is_written_into_model_or_checkout(stage: Stage, model: Path, tm
         ("raise ValueError('needs 9 GB more memory')", PlannerAnswer(refused="needs 9 GB more memory")),
         ("raise SystemExit('does not fit')", PlannerAnswer(refused="does not fit")),
         ("raise ValueError('unsupported model_type: x')", PlannerAnswer(refused="unsupported model_type: x")),
+        (
+            "raise type('PlannerUnsupportedError', (ValueError,), {})('x awaits its rules')",
+            PlannerAnswer(refused="x awaits its rules"),
+        ),
     ],
 )
 def test_a_refusal_gives_its_reason(body: str, answer: PlannerAnswer, model: Path, tmp_path: Path) -> None:
