@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pytest_colibri.claims.plan import read_plan
 from pytest_colibri.judge.model import Verdict
+from pytest_colibri.judge.plan_rules import broken_rules
 from pytest_colibri.planner.budgets import shares_ram
-from pytest_colibri.planner.check import plan_violations
+from pytest_colibri.planner.exchange import plan_to_json
 from pytest_colibri.planner.plan import Plan
 from pytest_colibri.units import format_bytes
 from pytest_colibri.witness.evidence import MemoryEvidence, MemorySample
@@ -19,13 +24,19 @@ def planned_peak_bytes(plan: Plan) -> int:
     return plan.dense_bytes + plan.runtime_bytes + cache + shared
 
 
+def broken_rules_of(plan: Plan) -> Mapping[str, str]:
+    """Map each rule that a plan of this package breaks, read as that of any planner, to how it does."""
+    statement = read_plan(plan_to_json(plan), plan.environment)
+    return broken_rules(replace(statement, hot_experts=plan.hot_experts), plan.request)
+
+
 def judge_plan(plan: Plan) -> Verdict:
     """Judge the plan's budgets against the machine, before an engine is started."""
     title, place = "budgets fit the machine", "plan"
     pools = "one pool" if plan.unified else "RAM"
     advertised = f"RAM {format_bytes(plan.ram_budget_bytes)} + VRAM {format_bytes(plan.vram_budget_bytes)}"
     witnessed = f"{pools}: {plan.limit}, reserve {format_bytes(plan.reserve_bytes)}"
-    violations = plan_violations(plan)
+    violations = broken_rules_of(plan).values()
     witness = f"{plan.request.host.kind} host"
     if violations:
         return Verdict("broken", title, place, advertised, witnessed, witness, reason="; ".join(violations))

@@ -10,8 +10,8 @@ from pytest_colibri.container.scan import read_geometry
 from pytest_colibri.container.tiny import write_tiny_model
 from pytest_colibri.container.usage import read_usage
 from pytest_colibri.host.live import probe_host
+from pytest_colibri.judge.memory import broken_rules_of
 from pytest_colibri.planner.budgets import automatic_ram_budget
-from pytest_colibri.planner.check import plan_violations
 from pytest_colibri.planner.exchange import plan_to_json
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.planner.reference import plan
@@ -29,7 +29,7 @@ def test_tiny_model_is_planned_on_this_machine(tmp_path, backend):
     usage = read_usage(model / ".coli_usage")
     request = PlanRequest(read_geometry(model), host, backend, host.accelerators, usage=usage)
     planned = plan(request)
-    assert plan_violations(planned) == ()
+    assert broken_rules_of(planned) == {}
     assert planned.cold_bytes == 0
     assert (len(planned.hot_experts) > 0) == any(share.budget_bytes for share in planned.devices)
     assert json.loads(json.dumps(plan_to_json(planned)))["model"]["path"] == str(model)

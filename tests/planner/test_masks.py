@@ -8,7 +8,7 @@ import pytest
 from machines import device, full_usage, machine, small_model
 
 from pytest_colibri.host.model import Accelerator
-from pytest_colibri.planner.check import plan_violations
+from pytest_colibri.judge.memory import broken_rules_of
 from pytest_colibri.planner.environment import engine_variables
 from pytest_colibri.planner.masks import visible_devices
 from pytest_colibri.planner.plan import Plan, PlanRequest
@@ -108,7 +108,7 @@ def planned(environment: dict[str, str], **change: object) -> Plan:
         model, machine(64 * GB), "cuda", CARDS, usage=full_usage(model), environment=environment
     )
     answer = plan(replace(request, **change))
-    assert plan_violations(answer) == ()
+    assert broken_rules_of(answer) == {}
     return answer
 
 

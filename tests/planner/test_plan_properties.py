@@ -14,7 +14,7 @@ from machines import FAMILY_CONFIGS, device, machine, small_model
 
 from pytest_colibri.container.geometry import Geometry, SparseLayer
 from pytest_colibri.host.model import Accelerator, Heap, MemoryType
-from pytest_colibri.planner.check import plan_violations
+from pytest_colibri.judge.memory import broken_rules_of
 from pytest_colibri.planner.exchange import load_plan_schema, plan_to_json
 from pytest_colibri.planner.plan import DoesNotFit, PlanRequest
 from pytest_colibri.planner.reference import plan
@@ -79,7 +79,7 @@ def requests(draw: st.DrawFn, least: int = ENOUGH) -> PlanRequest:
 @given(requests())
 def test_every_plan_is_sound_and_of_the_form(request):
     planned = plan(request)
-    assert plan_violations(planned) == ()
+    assert broken_rules_of(planned) == {}
     written = json.loads(json.dumps(plan_to_json(planned), allow_nan=False))
     assert [error.message for error in FORM.iter_errors(written)] == []
 
@@ -88,7 +88,7 @@ def test_every_plan_is_sound_and_of_the_form(request):
 @given(requests(least=1))
 def test_a_plan_on_a_small_machine_is_sound_or_refused(request):
     with suppress(DoesNotFit):
-        assert plan_violations(plan(request)) == ()
+        assert broken_rules_of(plan(request)) == {}
 
 
 ENVIRONMENTS = st.fixed_dictionaries(
@@ -109,7 +109,7 @@ ENVIRONMENTS = st.fixed_dictionaries(
 @given(requests(), ENVIRONMENTS)
 def test_what_the_user_sets_leaves_a_sound_plan_or_none(request, environment):
     with suppress(DoesNotFit):
-        assert plan_violations(plan(replace(request, environment=environment))) == ()
+        assert broken_rules_of(plan(replace(request, environment=environment))) == {}
 
 
 @relaxed

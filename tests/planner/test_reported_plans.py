@@ -8,7 +8,7 @@ import pytest
 from machines import GB10, LAVAPIPE, device, full_usage, glm_mixed, machine, small_model, windowed
 
 from pytest_colibri.errors import HostMismatch, UsageError
-from pytest_colibri.planner.check import plan_violations
+from pytest_colibri.judge.memory import broken_rules_of
 from pytest_colibri.planner.plan import DoesNotFit, Plan, PlanRequest
 from pytest_colibri.planner.reference import plan
 from pytest_colibri.units import GB, MIB, Figure, format_bytes
@@ -19,7 +19,7 @@ GLM = glm_mixed()
 def sound_plan(request: PlanRequest) -> Plan:
     """Plan, and see that every rule holds."""
     planned = plan(request)
-    assert plan_violations(planned) == ()
+    assert broken_rules_of(planned) == {}
     return planned
 
 

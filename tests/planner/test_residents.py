@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machines import GB10, LAVAPIPE, device, full_usage, glm_mixed, machine, small_model
 
-from pytest_colibri.planner.check import plan_violations
+from pytest_colibri.judge.memory import broken_rules_of
 from pytest_colibri.planner.plan import DoesNotFit, Plan, PlanRequest
 from pytest_colibri.planner.reference import plan
 from pytest_colibri.units import GB
@@ -20,7 +20,7 @@ def sound_plan(*devices: object, backend: str = "cuda", available: int = 100 * G
     planned = plan(
         PlanRequest(GLM, machine(available), backend, devices or (CARD,), usage=full_usage(GLM), **change)
     )
-    assert plan_violations(planned) == ()
+    assert broken_rules_of(planned) == {}
     return planned
 
 

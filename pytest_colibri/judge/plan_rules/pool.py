@@ -5,26 +5,68 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_colibri.claims.plan import PlanStatement
+from pytest_colibri.judge.plan_rules.found import shared_bytes, shared_reserve_bytes, shares_ram
 from pytest_colibri.judge.plan_rules.rule import rule, stated
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.units import format_bytes
 
+POOL_PERCENT = 88
+# Between two readings, the available memory of a machine that runs changes.
+LIVE_PERCENT = 5
+
 
 def has_shared_device(request: PlanRequest) -> bool:
     """Tell whether a device may take its bytes from the RAM; where that is unknown, it may."""
-    return any(device.pool != "discrete" for device in request.accelerators)
+    return any(map(shares_ram, request.accelerators))
 
 
-@rule("one pool is counted once", applies=has_shared_device)
+def has_known_limit(request: PlanRequest) -> bool:
+    """Tell whether the available memory of the machine is known."""
+    return request.host.memory.limit.bytes is not None
+
+
+def available_bytes(request: PlanRequest) -> int:
+    """Return what a plan may find available; a live machine was read at another time."""
+    limit = request.host.memory.limit.bytes or 0
+    return limit * (100 + LIVE_PERCENT) // 100 if request.host.kind == "live" else limit
+
+
+@rule("available memory is there")
+def limit_is_physical(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """The limit is no more than the machine, or its control group, leaves; unknown where that is."""
+    physical = request.host.memory.limit
+    if physical.bytes is None:
+        if statement.limit_bytes is not None:
+            yield f"limit of {format_bytes(statement.limit_bytes)}, and the machine's is {physical}"
+        return
+    limit = stated(statement.limit_bytes, "the available memory")
+    if limit > available_bytes(request):
+        yield f"limit of {format_bytes(limit)} ({limit} B) exceeds {physical}, {physical.bytes} B"
+
+
+@rule("reserve is kept", applies=has_known_limit)
+def reserve_is_kept(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """The plan leaves 12 % of the limit; only an explicit RAM budget beside no shared tier takes of it."""
+    ram = stated(statement.ram_budget_bytes, "a RAM budget")
+    shared = shared_bytes(statement, request) + shared_reserve_bytes(statement, request)
+    limit = available_bytes(request)
+    room = limit * POOL_PERCENT // 100
+    if request.ram_bytes is not None and not shared:
+        room = max(room, min(request.ram_bytes, limit))
+    if ram + shared > room:
+        yield (
+            f"RAM {format_bytes(ram)} + devices in the same memory {format_bytes(shared)} take "
+            f"{ram + shared} B, more than {room} B of {request.host.memory.limit}"
+        )
+
+
+@rule("one pool is counted once", applies=has_known_limit)
 def pool_is_counted_once(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """The RAM budget and what devices take from the same memory fit what is available."""
-    limit = request.host.memory.limit
-    if limit.bytes is None:
-        return
     ram = stated(statement.ram_budget_bytes, "a RAM budget")
-    vram = stated(statement.vram_budget_bytes, "a VRAM budget")
-    if ram + vram > limit.bytes:
+    shared = shared_bytes(statement, request)
+    if ram + shared > available_bytes(request):
         yield (
-            f"RAM {format_bytes(ram)} + VRAM {format_bytes(vram)} = {format_bytes(ram + vram)} of one pool, "
-            f"of which {limit} is available"
+            f"RAM {format_bytes(ram)} + devices in the same memory {format_bytes(shared)} = "
+            f"{ram + shared} B of one pool, of which {request.host.memory.limit} is available"
         )

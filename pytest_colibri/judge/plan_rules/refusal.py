@@ -1,0 +1,40 @@
+"""Whether a planner that makes no plan is right: nothing that fits may be refused."""
+
+from __future__ import annotations
+
+from pytest_colibri.errors import ColibriError
+from pytest_colibri.judge.plan_rules.pool import POOL_PERCENT
+from pytest_colibri.planner import budgets, runtime
+from pytest_colibri.planner.plan import PlanRequest
+from pytest_colibri.units import format_bytes
+
+
+def least_ram_bytes(request: PlanRequest) -> int | None:
+    """Return what a run needs at least: dense weights, runtime, one slot per sparse layer; None if unknown.
+
+    It is unknown for a model whose family or config has no memory rules.
+    """
+    try:
+        parts = runtime.runtime_parts(request)
+    except ColibriError:
+        return None
+    return budgets.ram_floor(request.geometry, sum(part.bytes or 0 for part in parts.values()))
+
+
+def refusal_is_right(request: PlanRequest) -> str | None:
+    """Return why a plan should have been made, None where refusing is right or nothing tells.
+
+    A plan may use the RAM budget that is asked for, where that is available; else all but the reserve.
+    """
+    limit, needed = request.host.memory.limit.bytes, least_ram_bytes(request)
+    if limit is None or needed is None:
+        return None
+    automatic = limit * POOL_PERCENT // 100
+    asked = request.ram_bytes
+    room = automatic if asked is None or asked > limit else asked
+    if needed > room:
+        return None
+    return (
+        f"dense weights, runtime and one slot per sparse layer need {format_bytes(needed)}, and "
+        f"{format_bytes(room)} may be taken of {request.host.memory.limit}"
+    )
