@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_colibri.container import tiny
@@ -49,7 +49,7 @@ class HollowModel:
 
     ``config`` is its ``config.json``. ``widths`` maps each sparse layer to the bytes of one of its
     ``experts``; ``dense_bytes`` are all other weights, those of ``indexers`` sparse-attention indexers among
-    them.
+    them. ``files`` maps the names of further files to what they hold.
     """
 
     title: str
@@ -58,6 +58,7 @@ class HollowModel:
     experts: int
     widths: Mapping[int, int]
     indexers: int = 0
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:
@@ -81,7 +82,9 @@ def write_hollow_model(folder: Path, name: str) -> Path:
         shards = [_dense_tensors(model), *(_expert_tensors(model, layer) for layer in model.widths)]
         for number, tensors in enumerate(shards, start=1):
             _write_shard(folder / f"model-{number:05}-of-{len(shards):05}.safetensors", tensors)
-        (folder / "config.json").write_bytes(json.dumps(model.config, indent=2).encode("ascii"))
+        config = json.dumps(model.config, indent=2, ensure_ascii=False)
+        for file, content in {"config.json": config.encode("utf-8"), **model.files}.items():
+            (folder / file).write_bytes(content)
         write_usage(folder / USAGE_FILE, _usage(model))
     except OSError as error:
         raise UsageError(f"{folder}: the model cannot be written: {error.strerror}") from None
@@ -298,6 +301,17 @@ def _olmoe() -> HollowModel:
     return HollowModel("OLMoE, int8 experts", config, 1_900_000_000, experts, widths)
 
 
+def _olmoe_with_key(key: str, value: object) -> HollowModel:
+    model = _olmoe()
+    return replace(
+        model, title=f"OLMoE, {key}: {value or 'null'} in its config", config={**model.config, key: value}
+    )
+
+
+def _olmoe_with_file(name: str, content: bytes) -> HollowModel:
+    return replace(_olmoe(), title=f"OLMoE, {content!r} in {name}", files={name: content})
+
+
 def _qwen36() -> HollowModel:
     hidden, inner, layers, experts = 2048, 512, 40, 256
     config: dict[str, object] = {
@@ -335,5 +349,10 @@ HOLLOW_MODELS: Mapping[str, HollowModel] = {
     "kimi-k3": _kimi_k3(),
     "inkling": _inkling(),
     "olmoe": _olmoe(),
+    # A null key of another family, a name that is valid in UTF-8 and not in the code pages of Windows,
+    # and a record of the speed of the disk that no engine writes.
+    "olmoe-null-key": _olmoe_with_key("kv_lora_rank", None),
+    "olmoe-chinese-name": _olmoe_with_key("_name_or_path", "量化"),
+    "olmoe-damaged-record": _olmoe_with_file(".coli_ssd", b"inf\n"),
     "qwen36": _qwen36(),
 }

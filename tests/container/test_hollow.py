@@ -79,6 +79,18 @@ def test_the_small_model_is_small():
     assert HOLLOW_MODELS["glm-small"].total_bytes < 2_000_000_000
 
 
+def test_a_name_in_another_script_is_utf_8_and_valid_in_no_code_page_of_windows(tmp_path):
+    config = (write_hollow_model(tmp_path / "model", "olmoe-chinese-name") / "config.json").read_bytes()
+    assert json.loads(config.decode("utf-8"))["_name_or_path"] == "量化"
+    with pytest.raises(UnicodeDecodeError):
+        config.decode("cp1252")
+
+
+def test_a_model_can_come_with_other_files(tmp_path):
+    folder = write_hollow_model(tmp_path / "model", "olmoe-damaged-record")
+    assert (folder / ".coli_ssd").read_bytes() == b"inf\n"
+
+
 def test_kimi_has_its_layers_of_both_kinds():
     config = json.loads(json.dumps(HOLLOW_MODELS["kimi-k3"].config))["text_config"]
     assert len(config["linear_attn_config"]["kda_layers"]) == 69
