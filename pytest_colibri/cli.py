@@ -1,10 +1,11 @@
-"""The command ``pytest-colibri``: look at a machine, at profiles, and at plans, without running a test."""
+"""The command ``pytest-colibri``: look at a machine, profiles and plans, and write models, without a test."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -70,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     profiles = commands.add_parser("profiles", help="list the hardware profiles, or check and show one")
     profiles.add_argument("profile", nargs="?", metavar="NAME", help="a name or a YAML file")
     profiles.set_defaults(run=_profiles)
+
+    model = commands.add_parser("model", help="write a model to plan or to run, or list the models")
+    model.add_argument("name", nargs="?", metavar="NAME", help="one of the list that comes without a name")
+    model.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="a new or empty folder")
+    model.set_defaults(run=_model)
 
     plan = commands.add_parser("plan", help="plan where the experts of a model go on this machine")
     plan.add_argument("model", type=Path, metavar="MODEL", help="folder with config.json and *.safetensors")
@@ -144,6 +150,66 @@ def _profiles(options: argparse.Namespace) -> None:
     for recording in profile.recordings:
         link = f" ({recording.link})" if recording.link else ""
         print(f"recording {recording.tool}: {recording.provenance}{link}")
+
+
+def _model(options: argparse.Namespace) -> None:
+    from pytest_colibri.container.hollow import HOLLOW_MODELS, write_hollow_model
+    from pytest_colibri.container.tiny import TINY_MODELS
+
+    tiny = {f"tiny-{name}": name for name in TINY_MODELS}
+    if options.name is None:
+        for name, what in _model_list():
+            print(f"{name:<22} {what}")
+        return
+    if options.name not in {*tiny, *HOLLOW_MODELS}:
+        raise UsageError(f"unknown model {options.name!r}; allowed: {', '.join([*tiny, *HOLLOW_MODELS])}")
+    if options.folder is None:
+        raise UsageError(f"name a new or empty folder for the model: pytest-colibri model {options.name} DIR")
+    _refuse_filled(options.folder)
+    if options.name in HOLLOW_MODELS:
+        write_hollow_model(options.folder, options.name)
+        print(f"{options.folder}: weights are holes in sparse files; for planners only, nothing can run it")
+    else:
+        _write_tiny(options.folder, tiny[options.name])
+        print(f"{options.folder}: complete, with a usage history and the tokens that are right")
+
+
+def _model_list() -> Iterator[tuple[str, str]]:
+    from pytest_colibri.container.hollow import HOLLOW_MODELS
+    from pytest_colibri.container.tiny import TINY_MODELS
+    from pytest_colibri.units import format_bytes
+
+    for name in TINY_MODELS:
+        yield f"tiny-{name}", f"GLM with 5 tiny layers, {name} experts: an engine can run it"
+    for name, hollow in HOLLOW_MODELS.items():
+        yield name, f"{hollow.title}, {format_bytes(hollow.total_bytes)}: hollow, for planners only"
+
+
+def _refuse_filled(folder: Path) -> None:
+    """Raise UsageError for a folder that holds something: its shards would become part of the model."""
+    try:
+        filled = any(folder.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; name a new or empty folder") from None
+    if filled:
+        raise UsageError(f"{folder}: the folder is not empty; name a new or empty one")
+
+
+def _write_tiny(folder: Path, name: str) -> None:
+    """Write a tiny model of the suite, with the reference tokens of the suite as its own."""
+    from pytest_colibri.container.tiny import TINY_MODELS, write_tiny_model
+    from pytest_colibri.judge.tokens import REFERENCE_FILE
+    from pytest_colibri.suite import suite_directory
+
+    stored, group_size = TINY_MODELS[name]
+    golden = suite_directory() / "engine" / "golden" / f"tiny-{name}.json"
+    try:
+        write_tiny_model(folder, stored, group_size=group_size)
+        shutil.copyfile(golden, folder / REFERENCE_FILE)
+    except OSError as error:
+        raise UsageError(f"{folder}: the model cannot be written: {error.strerror}") from None
 
 
 def _plan(options: argparse.Namespace) -> None:

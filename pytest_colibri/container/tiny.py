@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 TinyFormat = Literal["f32", "int8-row", "int4-row", "int4-grouped"]
 
+TINY_MODELS: Mapping[str, tuple[TinyFormat, int]] = {
+    "f32": ("f32", 64),
+    "int8-row": ("int8-row", 64),
+    "int4-row": ("int4-row", 64),
+    "int4-grouped-32": ("int4-grouped", 32),
+    "int4-grouped-64": ("int4-grouped", 64),
+}
+"""The tiny models of the suite by name: format and group size."""
+
 HIDDEN, INTERMEDIATE, MOE_INTERMEDIATE, VOCABULARY = 128, 64, 80, 256
 LAYERS, FIRST_SPARSE, EXPERTS, EXPERTS_PER_TOKEN = 5, 3, 8, 2
 HEADS, Q_RANK, KV_RANK, NOPE, ROPE, VALUE = 4, 64, 32, 24, 8, 32

@@ -1,0 +1,12 @@
+"""Where the conformance suite lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def suite_directory() -> Path:
+    """Return the folder of the suite: inside an installed package, else beside it in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "_suite"
+    return installed if installed.is_dir() else package.parent / "conformance"
