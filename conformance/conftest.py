@@ -7,31 +7,40 @@ from pathlib import Path
 
 import pytest
 
+from pytest_colibri.container.hollow import HOLLOW_MODELS, write_hollow_model
 from pytest_colibri.container.scan import read_geometry
-from pytest_colibri.container.tiny import TinyFormat, write_tiny_model
+from pytest_colibri.container.tiny import TINY_MODELS, write_tiny_model
 from pytest_colibri.errors import ColibriError
-from pytest_colibri.host.model import Host
 from pytest_colibri.judge.ending import judge_ending
+from pytest_colibri.judge.issues import read_issues, select_issues
 from pytest_colibri.judge.model import Settle, Verdict
+from pytest_colibri.judge.planning import PlanCase
 from pytest_colibri.judge.tokens import REFERENCE_FILE, TokenReference, read_token_reference
 from pytest_colibri.judge.trial import Case, Mode, Placement, Trial, Trials
-from pytest_colibri.plugin import setting
-from pytest_colibri.profiles.model import Profile
+from pytest_colibri.plugin import EVERY_PROFILE, ColibriSession, registry_file, setting, settings
+from pytest_colibri.profiles.loader import profile_names
+from pytest_colibri.units import GB
 
 GOLDEN = Path(__file__).parent / "engine" / "golden"
-MODELS: Mapping[str, tuple[TinyFormat, int]] = {
-    "f32": ("f32", 64),
-    "int8-row": ("int8-row", 64),
-    "int4-row": ("int4-row", 64),
-    "int4-grouped-32": ("int4-grouped", 32),
-    "int4-grouped-64": ("int4-grouped", 64),
-}
 PLACED_IN_PARTS = "int4-grouped-64"
 USER_MODEL = "model"
 DEFAULT_PROMPT = (3, 14, 15, 9, 2, 6, 5, 35)
 
 
+# What any planner is asked on any machine; the other questions come from the registry of public reports.
+GENERAL_MODELS = ("glm-mixed", "glm-small")
+GENERAL_REQUESTS: Mapping[str, Mapping[str, object]] = {
+    "automatic": {},
+    "within": {"ram_bytes": 24 * GB, "vram_bytes": 8 * GB},
+    "beyond": {"ram_bytes": 2000 * GB, "vram_bytes": 2000 * GB},
+}
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "plan_question" in metafunc.fixturenames:
+        questions = list(_plan_questions(metafunc.config))
+        ids = [f"{profile or 'here'}: {case.name}" for profile, case in questions]
+        metafunc.parametrize("plan_question", questions, ids=ids)
     if "case" in metafunc.fixturenames:
         mode: Mode = "score" if "scored" in metafunc.function.__name__ else "generate"
         keys = list(_case_keys(setting(metafunc.config, "model"), mode))
@@ -39,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _case_keys(user_model: object, mode: Mode) -> Iterator[tuple[str, Placement, Mode]]:
-    names = [USER_MODEL] if user_model else list(MODELS)
+    names = [USER_MODEL] if user_model else list(TINY_MODELS)
     if mode == "score" and user_model and not (Path(str(user_model)) / REFERENCE_FILE).is_file():
         return  # there is no text whose right scores another program has computed
     for name in names:
@@ -49,14 +58,41 @@ def _case_keys(user_model: object, mode: Mode) -> Iterator[tuple[str, Placement,
             yield name, "empty", mode
 
 
+def _plan_questions(config: pytest.Config) -> Iterator[tuple[str | None, PlanCase]]:
+    """Yield each question with the profile whose recorded machine it is about, None for this session's."""
+    profile = setting(config, "profile")
+    if profile is None:
+        return
+    every = profile == EVERY_PROFILE
+    asked_for = settings(config, "issue")
+    issues = read_issues(registry_file())
+    for issue in select_issues(issues, asked_for) if asked_for else issues:
+        for question in issue.planner:
+            if every or (setting(config, "emulate") and question.profile == profile):
+                yield question.profile, question.case
+            elif asked_for:
+                yield None, question.case
+    if not asked_for:
+        for name in profile_names() if every else (None,):
+            yield from ((name, case) for case in _general_cases())
+
+
+def _general_cases() -> Iterator[PlanCase]:
+    for model in GENERAL_MODELS:
+        for name, request in GENERAL_REQUESTS.items():
+            yield PlanCase(f"{model} {name}", model, request)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def session_properties(
-    colibri_profile: Profile, colibri_host: Host, record_testsuite_property: Callable[[str, object], None]
+    colibri_session: ColibriSession, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     """Name profile and host in the JUnit report."""
-    record_testsuite_property("colibri.profile", colibri_profile.name)
-    record_testsuite_property("colibri.backend", colibri_profile.backend)
-    record_testsuite_property("colibri.host", f"{colibri_host.kind} {colibri_host.system}")
+    record_testsuite_property("colibri.profile", colibri_session.title)
+    if not colibri_session.everything:
+        profile, host = colibri_session.machine(None)
+        record_testsuite_property("colibri.backend", profile.backend)
+        record_testsuite_property("colibri.host", f"{host.kind} {host.system}")
 
 
 @pytest.fixture(scope="session")
@@ -64,12 +100,16 @@ def models(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
     """Return the folder of a model by name; tiny ones are written when they are first asked for."""
     written: dict[str, Path] = {}
 
+    def tiny(name: str, folder: Path) -> Path:
+        stored, group_size = TINY_MODELS[name]
+        return write_tiny_model(folder, stored, group_size=group_size)
+
     def model(name: str) -> Path:
         if name == USER_MODEL:
             return Path(str(setting(pytestconfig, "model"))).resolve()
         if name not in written:
-            stored, group_size = MODELS[name]
-            written[name] = write_tiny_model(tmp_path_factory.mktemp(name), stored, group_size=group_size)
+            folder = tmp_path_factory.mktemp(name)
+            written[name] = write_hollow_model(folder, name) if name in HOLLOW_MODELS else tiny(name, folder)
         return written[name]
 
     return model

@@ -22,14 +22,22 @@ from pytest_colibri.errors import UsageError
 
 if TYPE_CHECKING:
     from pytest_colibri.host.model import Host
+    from pytest_colibri.judge.issues import Issue, IssueResult
     from pytest_colibri.judge.model import Settle, Verdict
+    from pytest_colibri.judge.planning import PlanTrials
     from pytest_colibri.judge.trial import Trials
     from pytest_colibri.profiles.model import Profile
+    from pytest_colibri.subjects.planner import PlannerSubject
     from pytest_colibri.subjects.protocol import EngineSubject
     from pytest_colibri.witness.evidence import Reach
 
+    Machine = tuple[Profile, Host]
+
 VERDICT_PROPERTY = "colibri.verdict"
+NOT_APPLICABLE_PROPERTY = "colibri.not_applicable"
 TRIALS_KEY = "colibri_trials"
+PLANS_KEY = "colibri_plans"
+EVERY_PROFILE = "all"
 EVIDENCE_FILE = "colibri-evidence.json"
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 7 * 24 * 3600
@@ -46,6 +54,7 @@ class Option:
     help: str
     metavar: str | None = None
     alias: str | None = None
+    repeatable: bool = False
 
     @property
     def flag(self) -> str:
@@ -59,12 +68,14 @@ class Option:
 
 
 OPTIONS = (
-    Option("profile", "hardware profile: a name, a YAML file, or 'auto'", "NAME", "--profile"),
+    Option("profile", "hardware profile: a name, a YAML file, 'auto', or 'all'", "NAME", "--profile"),
     Option(
         "emulate", "judge plans on the host that the profile recorded; no engine is run", None, "--emulate"
     ),
     Option("model", "model folder to run instead of the suite's tiny models", "DIR", "--model"),
-    Option("checkout", "colibri checkout to judge (refused in this version)", "DIR", "--colibri"),
+    Option("issue", "public report to confirm (may be repeated; see docs/issues.md)", "ID", "--issue", True),
+    Option("checkout", "colibri checkout whose planner is judged", "DIR", "--colibri"),
+    Option("planner", "planner to judge: a command that speaks the planner protocol", "COMMAND"),
     Option("engine", "engine to judge: a command that speaks the engine protocol", "COMMAND"),
     Option("shaders", "folder with the SPIR-V files of that engine, to tell its pieces apart", "DIR"),
     Option("evidence", f"file that receives the evidence (default: {EVIDENCE_FILE})", "FILE"),
@@ -94,7 +105,15 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             group.addoption(*names, dest=option.dest, action="store_true", default=None, help=option.help)
             parser.addini(option.dest, option.help, type="bool", default=None)
         else:
-            group.addoption(*names, dest=option.dest, metavar=option.metavar, default=None, help=option.help)
+            action = "append" if option.repeatable else "store"
+            group.addoption(
+                *names,
+                dest=option.dest,
+                metavar=option.metavar,
+                action=action,
+                default=None,
+                help=option.help,
+            )
             parser.addini(option.dest, option.help, default=None)
 
 
@@ -124,7 +143,18 @@ def setting(config: pytest.Config, name: str) -> str | bool | None:
                 f"{option.dest.upper()}={value}: write one of {', '.join(word for word in SWITCHES if word)}"
             )
         return SWITCHES[value.lower()]
+    if value == "" and config.getoption(option.dest) is not None:
+        raise pytest.UsageError(f"{option.flag}: give a {option.metavar}, or leave the option out")
     return value or None
+
+
+def settings(config: pytest.Config, name: str) -> tuple[str, ...]:
+    """Return the values of an option that may be repeated; its twins hold them with spaces between."""
+    option = next(option for option in OPTIONS if option.name == name)
+    given: list[str] | None = config.getoption(option.dest)
+    if given is not None:
+        return tuple(given)
+    return tuple(str(os.environ.get(option.dest.upper()) or config.getini(option.dest) or "").split())
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -132,6 +162,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     if setting(config, "profile") is None:
+        if settings(config, "issue"):
+            raise pytest.UsageError(
+                "--issue needs a machine: give --profile=NAME (of yours; with --emulate of a recorded one)"
+            )
         return
     try:
         session = ColibriSession(config)
@@ -157,28 +191,24 @@ class ColibriSession:
         self.emulated = bool(setting(config, "emulate"))
         self.verdicts: dict[Verdict, None] = {}  # each once, in the order in which they were reached
         self.trials_seen: list[dict[str, object]] = []
+        self.plans_seen: list[dict[str, object]] = []
+        self.not_applicable: dict[str, str] = {}
         self.deselected: dict[str, int] = {}
         self.refusal: tuple[int, str] | None = None
         self.conclusion: tuple[int, str] | None = None
         self.auto_reason: str | None = None
         self.trials: Trials | None = None
+        self.plan_trials: PlanTrials | None = None
+        self._machines: dict[str, Machine] = {}
         self._read_options()
-        name = str(setting(config, "profile"))
-        self.profile_or_auto: Profile | None = None if name == "auto" else _find_profile(name)
+        self._read_subjects()
+        self._read_profile(str(setting(config, "profile")))
+        self.issues = _find_issues(settings(config, "issue"))
 
     def _read_options(self) -> None:
-        from pytest_colibri.subjects.program import program_engine, reference_engine
-
-        if setting(self.config, "checkout"):
-            raise UsageError(
-                "--colibri: this version judges the embedded engine and programs that speak the engine "
-                "protocol (--colibri-engine); a colibri checkout cannot be judged yet"
-            )
         model = setting(self.config, "model")
         if model:
             _check_model(Path(str(model)))
-        if self.emulated and setting(self.config, "profile") == "auto":
-            raise UsageError("--emulate needs a named profile; 'auto' looks at the machine that is here")
         self.evidence = Path(str(setting(self.config, "evidence") or EVIDENCE_FILE))
         if not os.access(self.evidence.parent, os.W_OK) or self.evidence.is_dir():
             raise UsageError(
@@ -187,8 +217,11 @@ class ColibriSession:
         floor = setting(self.config, "memory-floor")
         self.floor_bytes = None if floor is None else _parse_size("--colibri-memory-floor", str(floor))
         self.timeout_s = _parse_seconds(str(setting(self.config, "timeout") or DEFAULT_TIMEOUT_S))
-        engine = setting(self.config, "engine")
-        shaders = setting(self.config, "shaders")
+
+    def _read_subjects(self) -> None:
+        from pytest_colibri.subjects.program import program_engine, reference_engine
+
+        engine, shaders = setting(self.config, "engine"), setting(self.config, "shaders")
         if shaders and not engine:
             raise UsageError("--colibri-shaders belongs to --colibri-engine: give both, or none")
         self.subject: EngineSubject = (
@@ -196,6 +229,26 @@ class ColibriSession:
             if engine
             else reference_engine()
         )
+        checkout, planner = setting(self.config, "checkout"), setting(self.config, "planner")
+        if checkout and planner:
+            raise UsageError("--colibri and --colibri-planner name two planners: give one")
+        if checkout and engine:
+            raise UsageError("--colibri and --colibri-engine name two engines: give one")
+        self.planner: PlannerSubject = _planner_subject(checkout, planner)
+        self.judges_engine = not self.emulated and not checkout and bool(engine or not planner)
+
+    def _read_profile(self, name: str) -> None:
+        if name == EVERY_PROFILE and not self.emulated:
+            raise UsageError("--profile=all needs --emulate: no machine is all of them")
+        if name == "auto" and self.emulated:
+            raise UsageError("--emulate needs a named profile; 'auto' looks at the machine that is here")
+        self.everything = name == EVERY_PROFILE
+        self.profile_or_auto = None if name in (EVERY_PROFILE, "auto") else _find_profile(name)
+
+    @property
+    def title(self) -> str:
+        """How this session is called in reports: its profile, or ``all``."""
+        return EVERY_PROFILE if self.everything else self.profile.name
 
     @cached_property
     def profile(self) -> Profile:
@@ -219,6 +272,22 @@ class ColibriSession:
 
         known = self.profile_or_auto
         return probe_host(ALL_APIS if known is None else frozenset({known.backend} - {"cpu"}))
+
+    def machine(self, name: str | None) -> Machine:
+        """Return the machine that the profile ``name`` recorded; without a name, that of this session."""
+        if name is None:
+            return self.profile, self.host
+        if name not in self._machines:
+            from pytest_colibri.host.emulated import emulate_host
+
+            profile = _find_profile(name)
+            self._machines[name] = profile, emulate_host(profile)
+        return self._machines[name]
+
+    def why_not_applicable(self, issue: str, profile: Profile, host: Host) -> str | None:
+        """Say why a report cannot be confirmed on a machine; None where it can, and without a report."""
+        kinds = [known.machine for known in self.issues if known.id == issue]
+        return kinds[0].mismatch(profile, host) if kinds else None
 
     @cached_property
     def redact(self) -> Callable[[object], object]:
@@ -252,6 +321,14 @@ class ColibriSession:
             )
         return self.trials
 
+    def plan_trials_in(self, directory: Path) -> PlanTrials:
+        """Return what puts questions to the planner of this session; its files go to ``directory``."""
+        from pytest_colibri.judge.planning import PlanTrials
+
+        if self.plan_trials is None:
+            self.plan_trials = PlanTrials(self.planner, directory, emulated=self.emulated)
+        return self.plan_trials
+
     def pytest_sessionstart(self) -> None:
         """Find out whether this machine can show anything for the profile, before anything is collected."""
         if self.config.option.collectonly or hasattr(self.config, "workerinput"):
@@ -266,22 +343,34 @@ class ColibriSession:
         from pytest_colibri.host.matching import mismatches
         from pytest_colibri.judge.status import Status
 
+        if self.everything:
+            return None
         backend, backends = self.profile.backend, self.subject.backends
-        if backends is not None and backend in CHECKOUT_BACKENDS and not self.emulated:
+        uncomputed = self.judges_engine and backends is not None and backend not in backends
+        if uncomputed and backend in CHECKOUT_BACKENDS:
             return Status.NOTHING_SHOWN, CHECKOUT_SENTENCE + CHECKOUT_BACKENDS[backend]
         reasons = mismatches(self.profile, self.host)
         if reasons:
             return Status.HOST_MISMATCH, "; ".join(reasons)
-        if backends is not None and backend not in backends and not self.emulated:
+        if uncomputed:
             return Status.NOTHING_SHOWN, f"the embedded engine does not compute on {backend} in this version"
         return None
 
     def pytest_report_header(self) -> list[str]:
         """Say what is judged, on which machine, and who watches."""
-        lines = [f"colibri: profile {self.profile_or_auto.name if self.profile_or_auto else 'auto'}"]
-        if not self.config.option.collectonly:
+        if self.everything:
+            lines = [
+                f"colibri: every profile, each on the machine that it recorded: {len(_profile_names())}",
+                f"colibri: planner: {self.planner.name}",
+            ]
+        elif self.config.option.collectonly:
+            lines = [f"colibri: profile {self.profile_or_auto.name if self.profile_or_auto else 'auto'}"]
+        else:
             lines = list(self._header())
-        chosen = [f"{o.name}={value}" for o in OPTIONS if (value := setting(self.config, o.name)) is not None]
+        lines += [f"colibri: issue {issue.id}: {issue.title}" for issue in self.issues]
+        chosen = [
+            f"{o.name}={value}" for o in OPTIONS if (value := _shown_setting(self.config, o)) is not None
+        ]
         return [*lines, f"colibri: options: {', '.join(chosen)}"]
 
     def _header(self) -> Iterator[str]:
@@ -297,8 +386,10 @@ class ColibriSession:
             yield f"colibri: host: {note}"
         if self.refusal is not None:
             return
+        yield f"colibri: planner: {self.planner.name}"
         if self.emulated:
             yield "colibri: emulated host: plans are judged, no engine is run"
+        if not self.judges_engine:
             return
         yield f"colibri: subject: {self.subject.name} on {profile.backend}"
         for accelerator in self._accelerators():
@@ -339,8 +430,13 @@ class ColibriSession:
             items[:] = kept
 
     def _why_deselected(self, item: pytest.Item) -> str | None:
-        if self.emulated and item.get_closest_marker("colibri_engine"):
-            return "engine checks, since the host is emulated"
+        if item.get_closest_marker("colibri_engine"):
+            if self.emulated:
+                return "engine checks, since the host is emulated"
+            if not self.judges_engine:
+                return "engine checks, since only a planner is judged"
+            if self.issues:
+                return "engine checks, since they decide none of the issues in this version"
         marker = item.get_closest_marker("colibri_tier")
         if marker is None or (self.profile_or_auto is None and self.config.option.collectonly):
             return None
@@ -355,21 +451,27 @@ class ColibriSession:
             for name, value in report.user_properties:
                 if name == VERDICT_PROPERTY:
                     self.verdicts[Verdict(**json.loads(str(value)))] = None
+                elif name == NOT_APPLICABLE_PROPERTY:
+                    self.not_applicable.update(json.loads(str(value)))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
         """Take over the trials of a worker that is done."""
-        self.trials_seen += getattr(node, "workeroutput", {}).get(TRIALS_KEY, [])
+        output = getattr(node, "workeroutput", {})
+        self.trials_seen += output.get(TRIALS_KEY, [])
+        self.plans_seen += output.get(PLANS_KEY, [])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Conclude, write the evidence, and set the exit status."""
-        from pytest_colibri.report.bundle import trial_to_json
+        from pytest_colibri.report.bundle import plan_trial_to_json, trial_to_json
 
         if self.trials is not None:
             self.trials_seen += [trial_to_json(trial) for trial in self.trials.done]
+        if self.plan_trials is not None:
+            self.plans_seen += [plan_trial_to_json(trial) for trial in self.plan_trials.done]
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput[TRIALS_KEY] = self.trials_seen
+            self.config.workeroutput |= {TRIALS_KEY: self.trials_seen, PLANS_KEY: self.plans_seen}
         elif not self.config.option.collectonly:
             self.conclusion = self.refusal or self._conclude(exitstatus)
             if self.refusal is None:
@@ -378,11 +480,11 @@ class ColibriSession:
 
     def _conclude(self, exitstatus: int) -> tuple[int, str]:
         """Return status and sentence of the verdicts, or those of pytest where it did not come to its end."""
-        from pytest_colibri.judge.status import conclude
-
-        status, sentence = conclude(self.verdicts, self.profile.backend, plans_only=self.emulated)
-        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        status, sentence = self._conclude_issues() if self.issues else self._conclude_verdicts()
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not self.issues:
             return exitstatus, "no test of the suite was run, so nothing was shown"
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return status, sentence
         if exitstatus == pytest.ExitCode.TESTS_FAILED and status != exitstatus:
             return exitstatus, f"a test failed for a reason that is no verdict; of the verdicts: {sentence}"
         if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
@@ -390,6 +492,33 @@ class ColibriSession:
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return exitstatus, f"pytest ended with a status of its own; of the verdicts: {sentence}"
         return status, sentence
+
+    def _conclude_verdicts(self) -> tuple[int, str]:
+        from pytest_colibri.judge.status import Status, conclude
+
+        backend = "cpu" if self.everything else self.profile.backend
+        status, sentence = conclude(self.verdicts, backend, plans_only=not self.judges_engine)
+        if status == Status.HELD and setting(self.config, "checkout") and not self.emulated:
+            return Status.NOTHING_SHOWN, f"{sentence}; the engine of a checkout cannot be run in this version"
+        return status, sentence
+
+    def _conclude_issues(self) -> tuple[int, str]:
+        from pytest_colibri.judge.issues import conclude_issues
+
+        return conclude_issues(self.issue_results, emulated=self.emulated)
+
+    @cached_property
+    def issue_results(self) -> list[IssueResult]:
+        """What became of each half of the reports that were asked for, once all tests have run."""
+        from pytest_colibri.judge.issues import issue_results
+
+        return [
+            result
+            for issue in self.issues
+            for result in issue_results(
+                issue, self.verdicts, self.not_applicable.get(issue.id), emulated=self.emulated
+            )
+        ]
 
     def _write_evidence(self) -> None:
         """Write the evidence file; when that fails, no run ends as if all were well."""
@@ -401,11 +530,12 @@ class ColibriSession:
         try:
             write_bundle(
                 self.evidence,
-                self.profile,
-                self.host,
-                () if self.emulated else (self.reach,),
+                list(self._machines.values()) if self.everything else [self.machine(None)],
+                (self.reach,) if self.judges_engine else (),
                 self.verdicts,
                 self.trials_seen,
+                self.plans_seen,
+                self.issue_results,
                 self.conclusion,
                 self.redact,
             )
@@ -436,9 +566,11 @@ class ColibriSession:
         for reason, count in self.deselected.items():
             writer.write_line(f"left out: {count} {reason}")
         if self.refusal is None:
+            for result in self.issue_results:
+                writer.write_line(str(result))
             writer.write_line(f"evidence: {self.evidence}")
         status, sentence = self.conclusion
-        writer.write_line(f"{self.profile.name}: {sentence} (exit status {int(status)})", bold=True)
+        writer.write_line(f"{self.title}: {sentence} (exit status {int(status)})", bold=True)
 
 
 # Backends that the embedded engine does not compute on, and the profile that reaches such a device with it.
@@ -453,6 +585,45 @@ def _find_profile(name: str) -> Profile:
     from pytest_colibri.profiles.loader import find_profile
 
     return find_profile(name)
+
+
+def _profile_names() -> tuple[str, ...]:
+    from pytest_colibri.profiles.loader import profile_names
+
+    return profile_names()
+
+
+def _find_issues(names: tuple[str, ...]) -> tuple[Issue, ...]:
+    if not names:
+        return ()
+    from pytest_colibri.judge.issues import read_issues, select_issues
+
+    return select_issues(read_issues(registry_file()), names)
+
+
+def registry_file() -> Path:
+    """Return where the registry of public reports is: beside the tests that decide them."""
+    return suite_directory() / "issues.yaml"
+
+
+def _planner_subject(checkout: str | bool | None, command: str | bool | None) -> PlannerSubject:
+    if checkout:
+        from pytest_colibri.subjects.checkout import checkout_planner
+
+        return checkout_planner(Path(str(checkout)))
+    if command:
+        from pytest_colibri.subjects.planner_program import planner_program
+
+        return planner_program(str(command), "--colibri-planner")
+    from pytest_colibri.subjects.reference_planner import ReferencePlanner
+
+    return ReferencePlanner()
+
+
+def _shown_setting(config: pytest.Config, option: Option) -> str | bool | None:
+    return (
+        ",".join(settings(config, option.name)) or None if option.repeatable else setting(config, option.name)
+    )
 
 
 def _check_model(folder: Path) -> None:
@@ -519,6 +690,12 @@ def _session(config: pytest.Config) -> ColibriSession:
 
 
 @pytest.fixture(scope="session")
+def colibri_session(pytestconfig: pytest.Config) -> ColibriSession:
+    """Return this session: its machines, its subjects, and the reports that it is to confirm."""
+    return _session(pytestconfig)
+
+
+@pytest.fixture(scope="session")
 def colibri_profile(pytestconfig: pytest.Config) -> Profile:
     """Return the hardware profile of this session."""
     return _session(pytestconfig).profile
@@ -536,12 +713,18 @@ def colibri_trials(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPat
     return _session(pytestconfig).trials_in(tmp_path_factory.mktemp("colibri"))
 
 
+@pytest.fixture(scope="session")
+def colibri_plan_trials(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> PlanTrials:
+    """Return what puts questions to the planner under test, and judges its answers."""
+    return _session(pytestconfig).plan_trials_in(tmp_path_factory.mktemp("stages"))
+
+
 @pytest.fixture
 def colibri_settle(request: pytest.FixtureRequest) -> Settle:
     """Return the function that records the verdicts of a case and gives the test its outcome.
 
-    A broken claim fails the test. What was not witnessed or not claimed skips it: it is no pass, and the exit
-    status of the session says so.
+    A broken claim fails the test. What was not witnessed, or where nothing was held, skips it: it is no pass,
+    and the exit status of the session says so.
     """
 
     def settle(case: object, verdicts: Iterable[Verdict]) -> None:
@@ -552,13 +735,25 @@ def colibri_settle(request: pytest.FixtureRequest) -> Settle:
         for row in rows:
             request.node.user_properties.append((VERDICT_PROPERTY, json.dumps(row)))
         broken = [_in_words(row) for row in rows if row["state"] == "broken"]
-        not_shown = [_in_words(row) for row in rows if row["state"] in ("unwitnessed", "not_claimed")]
         if broken:
             pytest.fail("; ".join(broken), pytrace=False)
-        if not_shown:
-            pytest.skip("; ".join(not_shown))
+        states = {row["state"] for row in rows}
+        if "unwitnessed" in states or "held" not in states:
+            pytest.skip("; ".join(_in_words(row) for row in rows if row["state"] != "held"))
 
     return settle
+
+
+@pytest.fixture
+def colibri_not_applicable(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return the function that skips a test since it says nothing here: for an issue, with the reason."""
+
+    def skip(issue: str, reason: str) -> None:
+        if issue:
+            request.node.user_properties.append((NOT_APPLICABLE_PROPERTY, json.dumps({issue: reason})))
+        pytest.skip(f"not applicable: {reason}")
+
+    return skip
 
 
 def _in_words(row: dict[str, str | None]) -> str:

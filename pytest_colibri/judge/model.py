@@ -16,7 +16,7 @@ class Verdict:
     ``claim`` names what is claimed, ``place`` where that was said, ``advertised`` what was said.
     ``witnessed`` says in a few words what was seen, ``witness`` who saw it. ``phase`` is the window that the
     evidence comes from. ``reason`` explains every verdict but ``held`` in one sentence. ``case`` names the
-    model and the placement that were tried.
+    model and the placement that were tried, ``issue`` the report that this verdict helps to decide.
     """
 
     state: State
@@ -28,6 +28,7 @@ class Verdict:
     phase: str | None = None
     reason: str = ""
     case: str = ""
+    issue: str = ""
 
 
 class Settle(Protocol):

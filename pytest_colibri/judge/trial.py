@@ -14,9 +14,9 @@ from typing import Literal
 
 from pytest_colibri.claims.engine import Statement, read_statement
 from pytest_colibri.container.geometry import Geometry
+from pytest_colibri.container.model import Model, read_model
 from pytest_colibri.container.route_trace import RouteBatch, read_route_trace
-from pytest_colibri.container.scan import read_geometry
-from pytest_colibri.container.usage import USAGE_FILE, read_usage, write_usage
+from pytest_colibri.container.usage import write_usage
 from pytest_colibri.errors import ColibriError
 from pytest_colibri.host.disk import free_disk
 from pytest_colibri.host.matching import matching_accelerators
@@ -129,14 +129,6 @@ def _due(resident: frozenset[tuple[int, int]], batches: tuple[RouteBatch, ...]) 
 def experts_of(batch: RouteBatch) -> frozenset[tuple[int, int]]:
     """Return the (layer, expert) pairs that a batch needs, each once however many rows chose it."""
     return frozenset((batch.layer, expert) for row in batch.rows for expert, _ in row)
-
-
-@dataclass(frozen=True)
-class Model:
-    """What was read of a model before the first run: its geometry, and its usage history if it has one."""
-
-    geometry: Geometry
-    usage: Mapping[tuple[int, int], int]
 
 
 class PlanBroken(ColibriError):
@@ -297,9 +289,7 @@ class Trials:
     def _model(self, folder: Path) -> Model:
         """Read a model's headers and history once, before anything can have changed them."""
         if folder not in self._models:
-            history = folder / USAGE_FILE
-            usage = read_usage(history) if history.is_file() else {}
-            self._models[folder] = Model(read_geometry(folder), usage)
+            self._models[folder] = read_model(folder)
         return self._models[folder]
 
     @contextmanager

@@ -42,7 +42,7 @@ def violations(document: Document) -> list[str]:
 
 
 def schema_violations(document: Document, schema: Mapping[str, Any]) -> list[str]:
-    """Return what breaks a JSON Schema whose descriptions say what is allowed; lines as :func:`violations`."""
+    """Return what breaks a JSON Schema whose descriptions say what is allowed, as :func:`violations` does."""
     return _lines(document, _schema_violations(document, schema))
 
 

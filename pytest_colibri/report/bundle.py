@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest_colibri
 from pytest_colibri.errors import UsageError
 from pytest_colibri.host.model import Host
+from pytest_colibri.judge.issues import IssueResult
 from pytest_colibri.judge.model import Verdict
+from pytest_colibri.judge.planning import PlanTrial
 from pytest_colibri.judge.trial import Trial
 from pytest_colibri.planner.exchange import plan_to_json
 from pytest_colibri.profiles.model import Profile
@@ -45,13 +47,24 @@ def trial_to_json(trial: Trial) -> dict[str, object]:
     }
 
 
+def plan_trial_to_json(trial: PlanTrial) -> dict[str, object]:
+    """Return what was asked of a planner and what it answered, as JSON values."""
+    return {
+        "case": str(trial),
+        "profile": trial.profile.name,
+        "request": to_json(trial.request),
+        "answer": to_json(trial.answer),
+    }
+
+
 def write_bundle(
     path: Path,
-    profile: Profile,
-    host: Host,
+    machines: Iterable[tuple[Profile, Host]],
     reaches: Iterable[Reach],
     verdicts: Iterable[Verdict],
     trials: Iterable[Mapping[str, object]],
+    plans: Iterable[Mapping[str, object]],
+    issues: Iterable[IssueResult],
     conclusion: tuple[int, str],
     redact: Callable[[object], object],
 ) -> None:
@@ -65,16 +78,24 @@ def write_bundle(
         "pytest_colibri": pytest_colibri.__version__,
         "status": int(status),
         "conclusion": sentence,
-        "profile": {"name": profile.name, "file": str(profile.path), "backend": profile.backend},
-        "host": to_json(host),
+        "machines": [_machine(profile, host) for profile, host in machines],
         "witnesses": to_json(tuple(reaches)),
         "verdicts": to_json(tuple(verdicts)),
         "trials": list(trials),
+        "plans": list(plans),
+        "issues": to_json(tuple(issues)),
     }
     try:
         path.write_text(json.dumps(redact(bundle), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: the evidence cannot be written: {error.strerror}") from None
+
+
+def _machine(profile: Profile, host: Host) -> dict[str, object]:
+    return {
+        "profile": {"name": profile.name, "file": str(profile.path), "backend": profile.backend},
+        "host": to_json(host),
+    }
 
 
 def to_json(value: object) -> object:

@@ -21,8 +21,8 @@ def verdict_table(
 ) -> str:
     """Return the table of verdicts, worst last, where a terminal shows it.
 
-    What held in several cases is one row, with the figures of the first, unless ``every_case`` is set; every
-    other verdict has its own.
+    What held in several cases is one row, with the figures of the first, and so is what was not claimed,
+    unless ``every_case`` is set; every other verdict has its own.
     ``width`` counts characters; ``ascii_only`` draws with characters that every terminal has.
     """
     from rich.box import ASCII, SIMPLE_HEAD
@@ -67,7 +67,7 @@ def explanations(verdicts: Iterable[Verdict]) -> list[str]:
 def _rows(verdicts: Sequence[Verdict], every_case: bool) -> list[tuple[Verdict, list[str]]]:
     rows: dict[object, tuple[Verdict, list[str]]] = {}
     for number, verdict in enumerate(verdicts):
-        alike = verdict.state == "held" and not every_case
-        key: object = (verdict.claim, verdict.phase) if alike else number
+        alike = verdict.state in ("held", "not_claimed") and not every_case
+        key: object = (verdict.state, verdict.claim, verdict.phase) if alike else number
         rows.setdefault(key, (verdict, []))[1].append(verdict.case)
     return sorted(rows.values(), key=lambda row: ORDER.index(row[0].state))

@@ -38,14 +38,16 @@ class PlannerRequest:
 class PlannerAnswer:
     """Exactly one of four: a plan, a refusal, a request that cannot be put to this planner, or a failure.
 
-    ``plan`` is JSON of version 2 and ``environment`` what it gives to an engine. ``refused`` is the reason
-    that the planner gives for making no plan. ``unsupported`` names what it has no input for: such an answer
-    says nothing about the planner. ``failed`` tells of a hang, garbage or a crash. ``stderr`` is the end of
-    what it wrote for people.
+    ``plan`` is JSON of version 2 and ``environment`` what it gives to an engine. ``hot_experts`` are the
+    (layer, expert) pairs that it puts on devices, in rank order, None where it does not name them.
+    ``refused`` is the reason that the planner gives for making no plan. ``unsupported`` names what it has no
+    input for: such an answer says nothing about the planner. ``failed`` tells of a hang, garbage or a crash.
+    ``stderr`` is the end of what it wrote for people.
     """
 
     plan: Mapping[str, object] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    hot_experts: tuple[tuple[int, int], ...] | None = None
     refused: str | None = None
     unsupported: str | None = None
     failed: str | None = None

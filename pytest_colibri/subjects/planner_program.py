@@ -55,9 +55,9 @@ class ProgramPlanner:
         return _read_answer(output, self.timeout_s)
 
 
-def planner_program(command_line: str) -> ProgramPlanner:
-    """Return the program of ``--planner`` as a subject; UsageError when it is not there."""
-    name, command = parse_command("--planner", command_line, "docs/planner-protocol.md")
+def planner_program(command_line: str, option: str = "--planner") -> ProgramPlanner:
+    """Return the program that ``option`` names as a subject; UsageError when it is not there."""
+    name, command = parse_command(option, command_line, "docs/planner-protocol.md")
     return ProgramPlanner(name=name, command=command)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from pytest_colibri.container.scan import read_geometry
-from pytest_colibri.container.usage import USAGE_FILE, read_usage
+from pytest_colibri.container.model import Model, read_model
 from pytest_colibri.errors import ColibriError
 from pytest_colibri.host.disk import free_disk
 from pytest_colibri.host.emulated import emulate_host
@@ -24,49 +25,61 @@ class ReferencePlanner:
     """The planner of this package; it reads the recordings of a stage with the parsers of its probes."""
 
     name: str = "reference"
+    _models: dict[Path, Model] = field(default_factory=dict)
 
     def ask(self, request: PlannerRequest, stage: Stage | None = None) -> PlannerAnswer:
         """Plan in this process; what the planner explains in a sentence is its refusal."""
         try:
-            answer = reference.plan(_plan_request(request, stage))
+            host = emulate_host(stage.profile) if stage else probe_host(frozenset({request.backend}))
+            model = self._read(request.model)
+            answer = reference.plan(plan_request(request, model, host, _devices(request, host, stage)))
         except ColibriError as error:
             return PlannerAnswer(refused=str(error))
-        return PlannerAnswer(plan_to_json(answer), answer.environment)
+        return PlannerAnswer(plan_to_json(answer), answer.environment, answer.hot_experts)
+
+    def _read(self, folder: Path) -> Model:
+        if folder not in self._models:
+            self._models[folder] = read_model(folder)
+        return self._models[folder]
 
 
-def _plan_request(request: PlannerRequest, stage: Stage | None) -> PlanRequest:
-    host = emulate_host(stage.profile) if stage else probe_host(frozenset({request.backend}))
-    if request.physical_cores is not None:
-        host = replace(host, processor=replace(host.processor, physical_cores=request.physical_cores))
-    usage = request.model / USAGE_FILE
-    asked = PlanRequest(
-        geometry=read_geometry(request.model),
+def plan_request(
+    asked: PlannerRequest, model: Model, host: Host, devices: Sequence[Accelerator]
+) -> PlanRequest:
+    """Return what is asked together with what is known: the model, the machine, and its ``devices``.
+
+    Of these, ``gpu_indices`` and the backend ``cpu`` leave some, or none.
+    """
+    if asked.physical_cores is not None:
+        host = replace(host, processor=replace(host.processor, physical_cores=asked.physical_cores))
+    wanted = asked.gpu_indices
+    request = PlanRequest(
+        geometry=model.geometry,
         host=host,
-        backend=request.backend,
-        accelerators=_accelerators(request, host, stage),
-        ram_bytes=request.ram_bytes,
-        vram_bytes=request.vram_bytes,
-        context=request.context,
-        kv_slots=request.kv_slots,
-        usage=read_usage(usage) if usage.is_file() else {},
-        environment=request.environment,
-        disk_free=free_disk(request.model),
-    )
-    if request.prompt_width is not None:
-        asked = replace(asked, prompt_width=request.prompt_width)
-    return asked if request.policy is None else replace(asked, policy=request.policy)
-
-
-def _accelerators(request: PlannerRequest, host: Host, stage: Stage | None) -> tuple[Accelerator, ...]:
-    if request.backend == "cpu":
-        return ()
-    if stage is not None:
-        devices = matching_accelerators(stage.profile, host)
-    else:
-        devices = tuple(
+        backend=asked.backend,
+        accelerators=tuple(
             device
-            for device in host.accelerators
-            if device.identity.api == request.backend and not device.is_software
-        )
-    wanted = request.gpu_indices
-    return tuple(device for device in devices if wanted is None or device.identity.index in wanted)
+            for device in devices
+            if asked.backend != "cpu" and (wanted is None or device.identity.index in wanted)
+        ),
+        ram_bytes=asked.ram_bytes,
+        vram_bytes=asked.vram_bytes,
+        context=asked.context,
+        kv_slots=asked.kv_slots,
+        usage=model.usage,
+        environment=asked.environment,
+        disk_free=free_disk(asked.model),
+    )
+    if asked.prompt_width is not None:
+        request = replace(request, prompt_width=asked.prompt_width)
+    return request if asked.policy is None else replace(request, policy=asked.policy)
+
+
+def _devices(request: PlannerRequest, host: Host, stage: Stage | None) -> tuple[Accelerator, ...]:
+    if stage is not None:
+        return matching_accelerators(stage.profile, host)
+    return tuple(
+        device
+        for device in host.accelerators
+        if device.identity.api == request.backend and not device.is_software
+    )

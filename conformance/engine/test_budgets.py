@@ -1,6 +1,8 @@
-"""What a planner promises must fit the machine that it was told about."""
+"""The plan on which an engine is run must fit the machine; a broken one is not run."""
 
 from __future__ import annotations
+
+import pytest
 
 from pytest_colibri.errors import ColibriError
 from pytest_colibri.judge.memory import judge_plan
@@ -11,6 +13,7 @@ from pytest_colibri.planner.plan import DoesNotFit
 TITLE = "budgets fit the machine"
 
 
+@pytest.mark.colibri_engine
 def test_budgets_fit_the_machine(case: Case, colibri_trials: Trials, colibri_settle: Settle) -> None:
     try:
         verdict = judge_plan(colibri_trials.plan(case))
