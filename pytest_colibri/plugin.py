@@ -234,7 +234,7 @@ class ColibriSession:
             raise UsageError("--colibri and --colibri-planner name two planners: give one")
         if checkout and engine:
             raise UsageError("--colibri and --colibri-engine name two engines: give one")
-        self.planner: PlannerSubject = _planner_subject(checkout, planner)
+        self.foreign_planner = _foreign_planner(checkout, planner)
         self.judges_engine = not self.emulated and not checkout and bool(engine or not planner)
 
     def _read_profile(self, name: str) -> None:
@@ -244,6 +244,13 @@ class ColibriSession:
             raise UsageError("--emulate needs a named profile; 'auto' looks at the machine that is here")
         self.everything = name == EVERY_PROFILE
         self.profile_or_auto = None if name in (EVERY_PROFILE, "auto") else _find_profile(name)
+
+    @cached_property
+    def planner(self) -> PlannerSubject:
+        """The planner under test: the embedded one, where no other is named."""
+        from pytest_colibri.subjects.reference_planner import ReferencePlanner
+
+        return self.foreign_planner or ReferencePlanner()
 
     @property
     def title(self) -> str:
@@ -606,7 +613,7 @@ def registry_file() -> Path:
     return suite_directory() / "issues.yaml"
 
 
-def _planner_subject(checkout: str | bool | None, command: str | bool | None) -> PlannerSubject:
+def _foreign_planner(checkout: str | bool | None, command: str | bool | None) -> PlannerSubject | None:
     if checkout:
         from pytest_colibri.subjects.checkout import checkout_planner
 
@@ -615,9 +622,7 @@ def _planner_subject(checkout: str | bool | None, command: str | bool | None) ->
         from pytest_colibri.subjects.planner_program import planner_program
 
         return planner_program(str(command), "--colibri-planner")
-    from pytest_colibri.subjects.reference_planner import ReferencePlanner
-
-    return ReferencePlanner()
+    return None
 
 
 def _shown_setting(config: pytest.Config, option: Option) -> str | bool | None:

@@ -1,4 +1,4 @@
-"""What a planner answers about a machine must be true of it: the embedded one, a checkout's, or a program's."""
+"""What a planner answers about a machine must be true of it: ours, a checkout's, or that of any program."""
 
 from __future__ import annotations
 
