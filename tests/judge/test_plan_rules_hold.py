@@ -56,6 +56,10 @@ WINDOWED = plan(
     PlanRequest(GLM, machine(100 * GB), "vulkan", (windowed("RX 580", 8 * GB, 256 * 2**20),), usage=USAGE)
 )
 ALL_IN_RAM = plan(PlanRequest(small_model(), machine(100 * GB), "cpu"))
+BUSY = plan(
+    PlanRequest(GLM, machine(100 * GB), "cuda", (device("busy", 10 * GB, total=24 * GB),), usage=USAGE)
+)
+TWO_SOCKETS = plan(PlanRequest(small_model(), machine(100 * GB, sockets=2), "cpu"))
 CONTAINER = plan(PlanRequest(small_model(), machine(250 * GB, cgroup=34 * GB), "cpu"))
 
 SOUND = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, Plan)}
@@ -70,6 +74,16 @@ def exporting(base: Plan, **variables: str) -> Plan:
 
 
 BAD: dict[str, list[tuple[str, Plan]]] = {
+    "available_memory_is_found": [
+        ("nothing found", replace(DISCRETE, limit=Figure(0, "no meminfo"))),
+        ("half of it found", replace(UNIFIED, limit=Figure(57 * GB, "MemFree"))),
+    ],
+    "used_memory_is_told": [("use untold", replace(BUSY, warnings=()))],
+    "sockets_share_the_load": [("second socket forgotten", replace(TWO_SOCKETS, environment={}))],
+    "runtime_holds_caches": [
+        ("cache forgotten", replace(DISCRETE, runtime_bytes=DISCRETE.runtime_bytes - GB // 2)),
+        ("one byte too few", replace(ALL_IN_RAM, runtime_bytes=ALL_IN_RAM.runtime_bytes - 1)),
+    ],
     "limit_is_physical": [
         ("control group forgotten", replace(CONTAINER, limit=Figure(250 * GB, "MemAvailable"))),
         ("limit invented", replace(STATED, limit=Figure(64 * GB, "MemTotal"))),

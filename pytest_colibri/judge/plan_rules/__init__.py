@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from pytest_colibri.claims.plan import PlanStatement
-from pytest_colibri.judge.plan_rules import devices, environment, pool, ram, requests, residency
+from pytest_colibri.judge.plan_rules import (
+    devices,
+    environment,
+    family,
+    machine,
+    pool,
+    ram,
+    requests,
+    residency,
+)
 from pytest_colibri.judge.plan_rules.refusal import refusal_is_right
 from pytest_colibri.judge.plan_rules.rule import Rule, Unstated
 from pytest_colibri.planner.plan import PlanRequest
@@ -23,7 +32,7 @@ def _rules_of(module: ModuleType) -> tuple[Rule, ...]:
 
 RULES: Mapping[str, Rule] = {
     rule.name: rule
-    for module in (pool, devices, requests, ram, residency, environment)
+    for module in (machine, pool, devices, requests, ram, family, residency, environment)
     for rule in _rules_of(module)
 }
 
