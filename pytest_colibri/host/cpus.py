@@ -53,6 +53,15 @@ def parse_mac_cores(text: str) -> Processor:
     return Processor(1, 1, "sysctl", "sysctl gives no number of physical cores; 1 is taken")
 
 
+def parse_cim_cores(text: str) -> Processor:
+    """Return the cores of a Windows machine, of which ``NumberOfCores`` stands once for each socket."""
+    sockets = re.findall(r"^NumberOfCores *: (\d{1,4})$", bounded(text, "cim"), re.MULTILINE)
+    cores = sum(map(int, sockets))
+    if not cores:
+        return Processor(1, 1, "cim", "cim gives no number of cores; 1 is taken")
+    return Processor(cores, len(sockets), "Windows NumberOfCores")
+
+
 def probe_processor() -> Processor:
     """Count the cores of this machine that this process may use."""
     if platform.system() == "Linux":

@@ -8,11 +8,11 @@ from functools import partial
 from pytest_colibri.errors import UsageError
 from pytest_colibri.host.amdgpu import parse_drm
 from pytest_colibri.host.apple import parse_system_profiler
-from pytest_colibri.host.cpus import parse_lscpu, parse_mac_cores
+from pytest_colibri.host.cpus import parse_cim_cores, parse_lscpu, parse_mac_cores
 from pytest_colibri.host.devices import combine
 from pytest_colibri.host.hipinfo import parse_hipinfo
 from pytest_colibri.host.jetson import parse_device_tree
-from pytest_colibri.host.memory import parse_cgroup, parse_meminfo, parse_vm_stat
+from pytest_colibri.host.memory import parse_cgroup, parse_cim, parse_meminfo, parse_vm_stat
 from pytest_colibri.host.model import Accelerator, Host, Memory, Processor
 from pytest_colibri.host.nvidia import parse_nvidia_smi
 from pytest_colibri.host.rocm_smi import parse_rocm_smi
@@ -58,6 +58,9 @@ def _memory(texts: Mapping[str, str]) -> Memory:
         total, available = parse_meminfo(texts["meminfo"])
     elif "vm_stat" in texts:
         total, available = parse_vm_stat(texts["vm_stat"])
+    if available.bytes is None and "cim" in texts:
+        # The meminfo of MSYS2 does not tell what is available; Windows itself does.
+        total, available = parse_cim(texts["cim"])
     groups = []
     if "cgroup-v1" in texts:
         groups.append(parse_cgroup(texts["cgroup-v1"], 1))
@@ -71,6 +74,8 @@ def _processor(texts: Mapping[str, str]) -> Processor:
         return parse_lscpu(texts["lscpu"])
     if "vm_stat" in texts:
         return parse_mac_cores(texts["vm_stat"])
+    if "cim" in texts:
+        return parse_cim_cores(texts["cim"])
     return Processor(1, 1, "no recording", "no recording tells the number of cores; 1 is taken")
 
 

@@ -6,7 +6,9 @@ Recordings are the output of
 * ``meminfo``: ``cat /proc/meminfo``
 * ``cgroup-v2``: ``tail -n +1 memory.max memory.current memory.stat`` in the folder of the group
 * ``cgroup-v1``: ``tail -n +1 memory.limit_in_bytes memory.usage_in_bytes memory.stat``
-* ``vm_stat``: ``sysctl hw.memsize hw.physicalcpu hw.perflevel0.physicalcpu hw.packages; vm_stat``
+* ``vm_stat``: ``sysctl`` with the keys of MAC_KEYS, then ``vm_stat``
+* ``cim``: in PowerShell, ``Get-CimInstance Win32_OperatingSystem | Format-List TotalVisibleMemorySize,
+  FreePhysicalMemory`` and ``Get-CimInstance Win32_Processor | Format-List NumberOfCores``
 
 A recording of several nested groups names their folders: ``tail -n +1 */memory.max ...``.
 """
@@ -29,6 +31,16 @@ from pytest_colibri.host.tools import bounded, printed_files, run_tool
 from pytest_colibri.units import KIB, Figure, smallest
 
 CgroupVersion = Literal[1, 2]
+
+# A planner may ask for logical processors where the probes ask for physical ones.
+MAC_KEYS = (
+    "hw.memsize",
+    "hw.physicalcpu",
+    "hw.logicalcpu",
+    "hw.perflevel0.physicalcpu",
+    "hw.perflevel0.logicalcpu",
+    "hw.packages",
+)
 
 NO_CGROUP = Figure(None, "no control group limits memory")
 
@@ -98,6 +110,13 @@ def parse_vm_stat(text: str) -> tuple[Figure, Figure]:
     return total, within(total, Figure(pages * int(page[1]), "vm_stat"))
 
 
+def parse_cim(text: str) -> tuple[Figure, Figure]:
+    """Return the total and the available RAM of a Windows machine, whose kilobytes are 1024 bytes."""
+    bounded(text, "cim")
+    total = _cim_figure(text, "TotalVisibleMemorySize")
+    return total, within(total, _cim_figure(text, "FreePhysicalMemory"))
+
+
 def probe_memory() -> Memory:
     """Read the memory of this machine now."""
     system = platform.system()
@@ -120,9 +139,8 @@ def probe_memory() -> Memory:
 
 def read_vm_stat() -> str:
     """Return the output of ``sysctl`` and ``vm_stat`` on this Mac, empty where they cannot be run."""
-    keys = ["hw.memsize", "hw.physicalcpu", "hw.perflevel0.physicalcpu", "hw.packages"]
     text = ""
-    for arguments in (["sysctl", *keys], ["vm_stat"]):
+    for arguments in (["sysctl", *MAC_KEYS], ["vm_stat"]):
         with suppress(Unavailable):
             text += run_tool(arguments).text
     return text
@@ -264,6 +282,13 @@ def _meminfo_figure(text: str, key: str) -> Figure:
     if line is None:
         return Figure(None, f"meminfo has no {key}")
     return Figure(int(line[1]) * KIB, f"meminfo {key}")
+
+
+def _cim_figure(text: str, key: str) -> Figure:
+    line = re.search(rf"^{key} *: (\d{{1,15}})$", text, re.MULTILINE)
+    if line is None:
+        return Figure(None, f"cim has no {key}")
+    return Figure(int(line[1]) * KIB, f"Windows {key}")
 
 
 def _count(text: str) -> int | None:

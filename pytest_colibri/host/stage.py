@@ -47,7 +47,7 @@ class Stage:
 
     ``reach`` says in a sentence how they are replayed here. ``binds_files`` tells whether any program finds
     the recorded files; otherwise only one does that redirects ``open`` as STAGE_VARIABLE tells it to. Raises
-    UsageError for a profile without recordings, Unavailable on Windows.
+    UsageError for a profile without recordings, Unavailable on Windows and for a Windows machine.
     """
 
     def __init__(self, profile: Profile, folder: Path) -> None:
@@ -55,6 +55,10 @@ class Stage:
             raise Unavailable("recorded tools are replayed by scripts, which Windows does not start; use WSL")
         if not profile.recordings:
             raise UsageError(f"{profile.path}: profile {profile.name} has no recordings to replay")
+        if any(recording.tool == "cim" for recording in profile.recordings):
+            raise Unavailable(
+                f"profile {profile.name}: a program asks Windows for its memory, which cannot be replayed"
+            )
         self.profile = profile
         self._texts = {str(recording.tool): recording.text for recording in profile.recordings}
         self._folder = folder.absolute()

@@ -17,6 +17,7 @@ Tool = Literal[
     "cgroup-v1",
     "cgroup-v2",
     "vm_stat",
+    "cim",
     "lscpu",
     "nvidia-smi",
     "device-tree",

@@ -34,12 +34,17 @@ def halo(gtt_bytes: int) -> Device:
     return Device("Radeon 8060S Graphics", "unified", gtt_bytes, gtt_bytes - 20 * MIB)
 
 
+def rtx_3090(total_bytes: int = 24_576 * MIB, free_bytes: int = 24_252 * MIB) -> Device:
+    return Device("NVIDIA GeForce RTX 3090", "discrete", total_bytes, free_bytes)
+
+
 def llvmpipe(views: int = 1) -> Device:
     return Device("llvmpipe (LLVM 15.0.6, 256 bits)", "unified", 2 * GIB, 2 * GIB, views)
 
 
 RX_580 = Device("AMD Radeon RX 580 Series (RADV POLARIS10)", "discrete", 8_321_499_136, 7_900_000_000)
 M2_MAX = Device("Apple M2 Max", "unified", 48 * GIB, 48 * GIB)
+RX_6950_XT = Device("AMD Radeon RX 6950 XT", "discrete", 17_163_091_968, 17_163_091_968 - GIB)
 A6000 = Device("NVIDIA RTX A6000", "discrete", 49_140 * MIB, 48_600 * MIB)
 PC_64 = 61_865_984 * KIB
 PC_32 = 28_311_552 * KIB
@@ -72,9 +77,15 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
     ),
     # The host has 256 GB available; 1.2 of the 2 GB that the group uses are reclaimable cache.
     "container-34gb": (34_359_738_368 - 800_000_000, ()),
+    # Siblings that are offline are no cores.
+    "cores-64-three-columns": (240_000_000 * KIB, ()),
+    "cores-64-two-columns": (240_000_000 * KIB, ()),
     "cpu": (23_989_228 * KIB, ()),
     "gb10-114gb": (111_523_437 * KIB, (hidden("NVIDIA GB10", "unified"),)),
     "gb10-124gb": (124 * GB, (hidden("NVIDIA GB10", "unified"),)),
+    "gb10-126gb": (122_753_906 * KIB, (hidden("NVIDIA GB10", "unified"),)),
+    # 9 million kB of it are free: the rest is page cache, and available.
+    "gb10-page-cache": (108_000_000 * KIB, (hidden("NVIDIA GB10", "unified"),)),
     "gtx-1660-super-rtx-3090": (
         PC_64,
         (
@@ -86,6 +97,7 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
         1_000_000_000 * KIB,
         (Device("NVIDIA H200", "discrete", 143_771 * MIB, 143_153 * MIB),),
     ),
+    "host-256gb": (246_000_000 * KIB, ()),
     "host-3gb": (2_929_687 * KIB, ()),
     "intel-vulkan": (
         11_534_336 * KIB,
@@ -93,18 +105,39 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
     ),
     "jetson-agx-orin": (58_800_000 * KIB, (hidden("NVIDIA Jetson AGX Orin Developer Kit", "unified"),)),
     "jetson-thor": (117_187_500 * KIB, (hidden("NVIDIA Thor", "unified"),)),
-    "nvidia-cuda": (PC_64, (Device("NVIDIA GeForce RTX 3090", "discrete", 24_576 * MIB, 24_252 * MIB),)),
+    # Its first card is no card of AMD.
+    "mi210-behind-display-chip": (
+        240_000_000 * KIB,
+        (Device("AMD Instinct MI210", "discrete", 68_702_699_520, 68_702_699_520 - 11 * MIB),),
+    ),
+    # 9,437,184 kB are free; Windows itself tells what is available.
+    "msys2": (20_971_520 * KIB, ()),
+    "nvidia-cuda": (PC_64, (rtx_3090(),)),
     "nvidia-unified": (118_566_368 * KIB, (hidden("NVIDIA GB10", "unified"),)),
     "nvidia-vulkan": (
         PC_64,
-        (Device("NVIDIA GeForce RTX 3090", "discrete", 24_576 * MIB, 25_166_872_576),),
+        (rtx_3090(free_bytes=25_166_872_576),),
     ),
+    # The host has 692 GiB; 1 of the 3 GB that the group uses is reclaimable cache.
+    "pod-150gib": (161_061_273_600 - 2 * GB, ()),
+    # 60 % of the 50 GB in use are reclaimable cache.
+    "pod-page-cache": (64 * GIB - 20 * GB, ()),
     "radeon-gtx-1650-five-entries": (
         PC_32,
         (
             Device("AMD Radeon RX 5600 XT (RADV NAVI10)", "discrete", 6_425_673_728, 6_000_000_000, views=2),
             Device("NVIDIA GeForce GTX 1650", "discrete", 4096 * MIB, 3800 * MIB),
             llvmpipe(views=2),
+        ),
+    ),
+    "rtx-3090-three": (PC_64, (rtx_3090(),) * 3),
+    # The window of 214 MiB is a part of the card's memory, and adds nothing.
+    "rtx-3090-without-rebar": (PC_64, (rtx_3090(24_325 * MIB, 24_900_000_000),)),
+    "rtx-4080-laptop-windows": (
+        52_428_800 * KIB,
+        (
+            Device("NVIDIA GeForce RTX 4080 Laptop GPU", "discrete", 12_576_620_544, 11_800_000_000),
+            Device("Intel(R) UHD Graphics", "unified", 34_145_107_968, 30_000_000_000),
         ),
     ),
     "rtx-5070-ti-radeon-igpu": (
@@ -114,16 +147,25 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
             Device("AMD Radeon(TM) Graphics", "unified", 16_180 * MIB, 15_000 * MIB),
         ),
     ),
+    "rtx-5080-128gb": (
+        127_000_000 * KIB,
+        (Device("NVIDIA GeForce RTX 5080", "discrete", 16_303 * MIB, 15_800 * MIB),),
+    ),
     "rtx-5090-free-over-total": (
         PC_64,
         (Device("NVIDIA GeForce RTX 5090", "discrete", 32_106 * MIB, None),),
     ),
+    "rtx-5090-rtx-3080": (
+        PC_64,
+        (
+            Device("NVIDIA GeForce RTX 5090", "discrete", 32_607 * MIB, 32_000 * MIB),
+            Device("NVIDIA GeForce RTX 3080", "discrete", 10_240 * MIB, 9_900 * MIB),
+        ),
+    ),
     "rtx-a6000-four": (240_000_000 * KIB, (A6000,) * 4),
     "rx-580-without-rebar": (PC_32, (RX_580,)),
-    "rx-6950-xt-rocm": (
-        ROCM_64,
-        (Device("AMD Radeon RX 6950 XT", "discrete", 17_163_091_968, 17_163_091_968 - GIB),),
-    ),
+    "rx-6950-xt-rocm": (ROCM_64, (RX_6950_XT,)),
+    "rx-6950-xt-text-around-csv": (ROCM_64, (RX_6950_XT,)),
     "rx-9070-two-names": (
         ROCM_64,
         (
@@ -155,6 +197,7 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
     "strix-halo-carve-out-16gb": (107_000_000 * KIB, (halo(103_079_215_104),)),
     "strix-halo-carve-out-512mib": (127_000_000 * KIB, (halo(108 * GB),)),
     "strix-halo-carve-out-8gib": (118_000_000 * KIB, (halo(133_143_986_176),)),
+    "two-sockets-1tb": (1_000_000_000 * KIB, ()),
     "wsl-rtx-4090": (
         31_200_000 * KIB,
         (
@@ -192,9 +235,25 @@ def test_the_machine_has_the_memory_and_the_devices_of_its_case(name: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "cores", "sockets"),
+    [
+        ("apple-m2-max-64gb", 8, 1),
+        ("cores-64-three-columns", 64, 1),
+        ("cores-64-two-columns", 64, 1),
+        ("msys2", 8, 1),
+        ("two-sockets-1tb", 64, 2),
+    ],
+)
+def test_the_machine_has_the_cores_of_its_case(name: str, cores: int, sockets: int) -> None:
+    processor = emulate_host(find_profile(name)).processor
+    assert (processor.physical_cores, processor.sockets, processor.note) == (cores, sockets, None)
+
+
+@pytest.mark.parametrize(
     ("name", "planned"),
     [
         ("radeon-gtx-1650-five-entries", ["AMD Radeon RX 5600 XT (RADV NAVI10)", "NVIDIA GeForce GTX 1650"]),
+        ("rtx-4080-laptop-windows", ["NVIDIA GeForce RTX 4080 Laptop GPU"]),
         ("rtx-5070-ti-radeon-igpu", ["NVIDIA GeForce RTX 5070 Ti"]),
         ("wsl-rtx-4090", ["NVIDIA GeForce RTX 4090"]),
     ],

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_colibri.errors import UsageError
-from pytest_colibri.host.cpus import parse_lscpu, parse_mac_cores, probe_processor
+from pytest_colibri.host.cpus import parse_cim_cores, parse_lscpu, parse_mac_cores, probe_processor
 
 linux_only = pytest.mark.skipif(platform.system() != "Linux", reason="reads the processors of Linux")
 
@@ -55,6 +55,16 @@ def test_no_core_becomes_one_with_a_note(text):
 def test_another_shape_is_refused_and_the_right_command_named(text):
     with pytest.raises(UsageError, match="lscpu -p=cpu,core,socket"):
         parse_lscpu(text)
+
+
+def test_windows_names_the_cores_of_each_socket():
+    processor = parse_cim_cores("NumberOfCores : 16\n\nNumberOfCores : 12\n")
+    assert (processor.physical_cores, processor.sockets, processor.note) == (28, 2, None)
+
+
+def test_windows_without_a_number_of_cores_becomes_one_with_a_note():
+    processor = parse_cim_cores("TotalVisibleMemorySize : 33464844\n")
+    assert (processor.physical_cores, processor.note) == (1, "cim gives no number of cores; 1 is taken")
 
 
 def test_performance_cores_of_an_apple_chip():

@@ -17,6 +17,7 @@ from pytest_colibri.host.memory import (
     AvailableMemory,
     group_folders,
     parse_cgroup,
+    parse_cim,
     parse_meminfo,
     parse_vm_stat,
     probe_memory,
@@ -66,6 +67,21 @@ def test_more_available_than_there_is_is_refused_and_both_figures_are_named():
 def test_text_longer_than_any_meminfo_is_refused():
     with pytest.raises(UsageError, match="meminfo"):
         parse_meminfo("x" * (5 * MIB))
+
+
+def test_windows_counts_kilobytes_of_1024_bytes():
+    text = "\n\nTotalVisibleMemorySize : 33464844\nFreePhysicalMemory     : 20971520\n\n\nNumberOfCores : 8\n"
+    total, available = parse_cim(text)
+    assert (total.bytes, available.bytes) == (33464844 * 1024, 20971520 * 1024)
+    assert (total.source, available.source) == (
+        "Windows TotalVisibleMemorySize",
+        "Windows FreePhysicalMemory",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "FreePhysicalMemory : lots\n", "TotalVisibleMemorySize :\n"])
+def test_what_windows_does_not_say_is_unknown(text):
+    assert [figure.bytes for figure in parse_cim(text)] == [None, None]
 
 
 def v2_group(limit: str, used: int, inactive: int, folder: str = "") -> str:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_colibri.errors import UsageError
+from pytest_colibri.errors import Unavailable, UsageError
 from pytest_colibri.host.amdgpu import parse_drm
 from pytest_colibri.host.emulated import emulate_host
 from pytest_colibri.host.stage import STAGE_VARIABLE, Stage
@@ -92,7 +92,11 @@ def memory_seen_on(stage: Stage) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "profile",
-    [profile for profile in all_profiles() if any(r.tool == "meminfo" for r in profile.recordings)],
+    [
+        profile
+        for profile in all_profiles()
+        if profile.name != "msys2" and any(r.tool == "meminfo" for r in profile.recordings)
+    ],
     ids=lambda profile: profile.name,
 )
 def test_the_live_probe_on_a_stage_sees_what_emulation_sees(profile: Profile, tmp_path: Path) -> None:
@@ -331,6 +335,11 @@ def test_a_binding_that_is_impossible_is_an_obstacle(tmp_path: Path) -> None:
     output = on(stage, sys.executable, "-c", "print(1)")
     assert (output.stdout, output.returncode) == ("", 126)
     assert output.stderr.startswith("stage: nothing can be bound over /proc/meminfo: ")
+
+
+def test_a_windows_machine_has_no_stage(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="msys2: a program asks Windows for its memory"):
+        Stage(find_profile("msys2"), tmp_path)
 
 
 def test_a_profile_without_recordings_has_no_stage(tmp_path: Path) -> None:

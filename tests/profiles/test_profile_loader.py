@@ -255,7 +255,7 @@ def test_a_recording_is_bounded(box: Path) -> None:
 def test_shipped_profiles_load(name: str) -> None:
     profile = find_profile(name)
     assert (profile.name, profile.path) == (name, profiles_directory() / f"{name}.yaml")
-    assert {recording.tool for recording in profile.recordings} & {"meminfo", "vm_stat"}
+    assert {recording.tool for recording in profile.recordings} & {"meminfo", "vm_stat", "cim"}
 
 
 def test_auto_is_true_or_false(box: Path) -> None:

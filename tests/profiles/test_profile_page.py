@@ -66,7 +66,9 @@ def test_the_page_has_no_key_that_the_schema_lacks() -> None:
 
 
 def test_the_page_says_what_every_recording_is_the_output_of() -> None:
-    assert set(re.findall(r"^\| `([\w-]+)` \| `[^|]+ \|$", PAGE, re.MULTILINE)) == set(get_args(model.Tool))
+    assert set(re.findall(r"^\| `([\w-]+)` \| `(?:[^|]|\\\|)+ \|$", PAGE, re.MULTILINE)) == set(
+        get_args(model.Tool)
+    )
 
 
 def test_the_schema_is_strict_at_every_level_and_described() -> None:
