@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from io import StringIO
+from itertools import chain
+from textwrap import TextWrapper
 
 from pytest_colibri.judge.model import State, Verdict
 
@@ -14,6 +17,8 @@ STYLES: dict[State, str] = {
     "not_claimed": "cyan",
 }
 ORDER: tuple[State, ...] = ("held", "not_claimed", "unwitnessed", "broken")
+HEADINGS = ("claim", "said at", "advertised", "witnessed", "by", "verdict")
+BREAK = re.compile(r"(\s+)|(?<=\w-)(?=\w)")
 
 
 def verdict_table(
@@ -30,25 +35,54 @@ def verdict_table(
     from rich.table import Table
     from rich.text import Text
 
+    rows = [(verdict.state, _cells(verdict, cases)) for verdict, cases in _rows(verdicts, every_case)]
+    widths = _column_widths([HEADINGS, *(cells for _, cells in rows)], width - 2 * len(HEADINGS) - 1)
     table = Table(box=ASCII if ascii_only else SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("claim", "said at", "advertised", "witnessed", "by", "verdict"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("said at", "verdict"))
-    for verdict, cases in _rows(verdicts, every_case):
-        claim = f"{verdict.claim}, {verdict.phase}" if verdict.phase else verdict.claim
-        tried = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
-        table.add_row(
-            Text(f"{claim}\n({tried})"),
-            Text(verdict.place),
-            Text(verdict.advertised),
-            Text(verdict.witnessed),
-            Text(verdict.witness),
-            Text(verdict.state, style=STYLES[verdict.state]),
-        )
+    for heading, column in zip(HEADINGS, widths, strict=True):
+        table.add_column(heading, width=column, overflow="fold")
+    for state, cells in rows:
+        *texts, last = (_wrapped(cell, column) for cell, column in zip(cells, widths, strict=True))
+        table.add_row(*map(Text, texts), Text(last, style=STYLES[state]))
     out = StringIO()
     Console(file=out, width=width, force_terminal=color, color_system="standard" if color else None).print(
         table
     )
     return out.getvalue()
+
+
+def _cells(verdict: Verdict, cases: Sequence[str]) -> tuple[str, ...]:
+    claim = f"{verdict.claim}, {verdict.phase}" if verdict.phase else verdict.claim
+    tried = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
+    named = f"{claim}\n({tried})"
+    return named, verdict.place, verdict.advertised, verdict.witnessed, verdict.witness, verdict.state
+
+
+def _column_widths(rows: Sequence[Sequence[str]], available: int) -> list[int]:
+    """Return the widths of the columns, together at most ``available`` where that is possible.
+
+    The widest columns give way first, down to their longest word, and words only where nothing else is left.
+    """
+    columns = [[line for cell in column for line in cell.splitlines()] for column in zip(*rows, strict=True)]
+    lines = [max(map(len, column)) for column in columns]
+    words = [max(len(word) for line in column for word in BREAK.split(line) if word) for column in columns]
+    limits = range(max(lines), 0, -1)
+    wrapped = (
+        [min(line, max(word, limit)) for line, word in zip(lines, words, strict=True)] for limit in limits
+    )
+    folded = ([min(word, limit) for word in words] for limit in limits)
+    fitting = (widths for widths in chain(wrapped, folded) if sum(widths) <= available)
+    return next(fitting, [1] * len(columns))
+
+
+class _Wrapper(TextWrapper):
+    """Wraps between words, and after a hyphen, which the names of cases have."""
+
+    wordsep_re = BREAK
+
+
+def _wrapped(text: str, width: int) -> str:
+    wrapper = _Wrapper(width, break_long_words=False)  # the table folds them, each from a line of its own
+    return "\n".join(part for line in text.splitlines() for part in wrapper.wrap(line))
 
 
 def explanations(verdicts: Iterable[Verdict]) -> list[str]:

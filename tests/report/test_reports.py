@@ -43,6 +43,27 @@ def test_table_keeps_to_the_width(width: int) -> None:
     assert max(map(len, table.splitlines())) <= width
 
 
+def test_words_stay_whole_where_the_width_allows_it() -> None:
+    verdict = Verdict(
+        "held",
+        "own counters",
+        "stdout:37",
+        "gate_up_f32.spv 76, 38 submits",
+        "one pool: 24.7 GB (meminfo MemAvailable), reserve 2.96 GB",
+        "transformers 5.24.0",
+        "prefill",
+        case="int4-grouped-64-full-score",
+    )
+    table = verdict_table([verdict], width=80, color=False, ascii_only=False, every_case=False)
+    cells = (
+        f"{verdict.advertised} {verdict.witnessed} {verdict.witness} counters, stdout:37 generated".split()
+    )
+    assert [word for word in cells if word not in table] == ["generated"]
+    narrow = verdict_table([verdict], width=44, color=False, ascii_only=False, every_case=False)
+    assert "MemAvailable" not in narrow, "longer than its column, it is folded"
+    assert max(map(len, narrow.splitlines())) <= 44
+
+
 def test_plain_characters_where_the_terminal_has_no_others() -> None:
     assert verdict_table([HELD], width=80, color=False, ascii_only=True, every_case=False).isascii()
 
