@@ -8,7 +8,8 @@ Recordings are the output of
 * ``cgroup-v1``: ``tail -n +1 memory.limit_in_bytes memory.usage_in_bytes memory.stat``
 * ``vm_stat``: ``sysctl`` with the keys of MAC_KEYS, then ``vm_stat``
 * ``cim``: in PowerShell, ``Get-CimInstance Win32_OperatingSystem | Format-List TotalVisibleMemorySize,
-  FreePhysicalMemory`` and ``Get-CimInstance Win32_Processor | Format-List NumberOfCores``
+  FreePhysicalMemory`` and ``Get-CimInstance Win32_Processor | Format-List NumberOfCores,
+  NumberOfLogicalProcessors``
 
 A recording of several nested groups names their folders: ``tail -n +1 */memory.max ...``.
 """

@@ -4,7 +4,8 @@ Programs learn about a machine from tools and from files. Tools are scripts in a
 PATH: each prints what its recording answers, and a tool without a recording is not found. Files
 (``/proc/meminfo``, the control groups) are bound over the real ones in a mount namespace of the program.
 Where there are no namespaces, a planner in Python is run by a driver that redirects ``open`` for these paths
-(``subjects/checkout_driver.py``), and any other program is not run.
+(``subjects/checkout_driver.py``), and any other program is not run. Nor is it for a Windows machine, where a
+program asks the system itself: only the driver answers these calls.
 
 Libraries (NVML, HIP, Vulkan) and the processors that a program may run on cannot be replayed.
 A file that this machine does not have cannot be bound over either.
@@ -23,6 +24,8 @@ from pathlib import Path, PurePosixPath
 
 from pytest_colibri.errors import Unavailable, UsageError
 from pytest_colibri.host import replayed_tool, stage_entry
+from pytest_colibri.host.cpus import parse_cim_cores
+from pytest_colibri.host.memory import parse_cim
 from pytest_colibri.host.tools import printable, printed_files, run_tool
 from pytest_colibri.profiles.model import Profile
 
@@ -45,9 +48,9 @@ _MEMORY_V1_MOUNT = _CGROUP_MOUNT / "memory"
 class Stage:
     """The recordings of ``profile``, laid out in ``folder`` for programs to find.
 
-    ``reach`` says in a sentence how they are replayed here. ``binds_files`` tells whether any program finds
-    the recorded files; otherwise only one does that redirects ``open`` as STAGE_VARIABLE tells it to. Raises
-    UsageError for a profile without recordings, Unavailable on Windows and for a Windows machine.
+    ``reach`` says in a sentence how they are replayed here. ``is_complete`` tells whether any program finds
+    what is recorded; otherwise only one does that follows the description that STAGE_VARIABLE names. Raises
+    UsageError for a profile without recordings, Unavailable on Windows.
     """
 
     def __init__(self, profile: Profile, folder: Path) -> None:
@@ -55,10 +58,6 @@ class Stage:
             raise Unavailable("recorded tools are replayed by scripts, which Windows does not start; use WSL")
         if not profile.recordings:
             raise UsageError(f"{profile.path}: profile {profile.name} has no recordings to replay")
-        if any(recording.tool == "cim" for recording in profile.recordings):
-            raise Unavailable(
-                f"profile {profile.name}: a program asks Windows for its memory, which cannot be replayed"
-            )
         self.profile = profile
         self._texts = {str(recording.tool): recording.text for recording in profile.recordings}
         self._folder = folder.absolute()
@@ -72,7 +71,7 @@ class Stage:
         redirected = (
             recorded if obstacle else {path: recorded[path] for path in recorded.keys() - bound.keys()}
         )
-        self.binds_files = not redirected
+        self.is_complete = not redirected and "cim" not in self._texts
         self._write_behaviour(redirected)
         self.reach = self._describe(bound, redirected, obstacle)
 
@@ -178,12 +177,24 @@ class Stage:
 
     def _logical_processors(self) -> int | None:
         """Return how many a recording lists; an Apple chip has one for each core."""
+        if "cim" in self._texts:
+            return (
+                sum(map(int, re.findall(r"NumberOfLogicalProcessors *: (\d{1,6})", self._texts["cim"])))
+                or None
+            )
         if "lscpu" in self._texts:
             rows = [line for line in self._texts["lscpu"].splitlines() if line and line[0] != "#"]
             return len([row for row in rows if "-" not in row])
         counts = dict(re.findall(r"^hw\.(\w+cpu): (\d{1,6})$", self._texts.get("vm_stat", ""), re.MULTILINE))
         known = counts.get("logicalcpu") or counts.get("physicalcpu")
         return int(known) if known else None
+
+    def _windows(self) -> dict[str, int | None] | None:
+        if "cim" not in self._texts:
+            return None
+        total, available = parse_cim(self._texts["cim"])
+        cores = parse_cim_cores(self._texts["cim"]).physical_cores
+        return {"total_bytes": total.bytes, "available_bytes": available.bytes, "cores": cores}
 
     def _obstacle(self) -> str | None:
         """Return why files cannot be bound here, None when they can: it is tried, and nothing is run."""
@@ -197,12 +208,14 @@ class Stage:
         """Write what a driver of planners in Python is to do.
 
         ``system`` becomes ``sys.platform`` and ``processors`` ``os.cpu_count()``, None leaves them.
+        ``windows`` is what Windows answers of its memory and cores, None on other systems.
         """
         systems = self.profile.match.systems
         document = {
             "system": _PYTHON_PLATFORMS.get(systems[0]) if systems else None,
             "processors": self._logical_processors(),
             "files": redirected,
+            "windows": self._windows(),
         }
         self._write("stage.json", json.dumps(document))
 
@@ -214,6 +227,8 @@ class Stage:
         if redirected:
             reason = obstacle or "this machine has no such file"
             parts.append(f"{', '.join(redirected)} are redirected for planners in Python only ({reason})")
+        if "cim" in self._texts:
+            parts.append("Windows answers planners in Python only")
         return "; ".join([*parts, "libraries (NVML, HIP, Vulkan) are those of this machine"])
 
     def _write_script(self, name: str, command: Sequence[str]) -> None:

@@ -22,5 +22,5 @@ def checkout_planner(directory: Path) -> ProgramPlanner:
         name="colibri",
         # Isolated, without site packages, and without writing bytecode into the checkout.
         command=(sys.executable, "-I", "-S", "-B", str(_DRIVER), str(code.absolute())),
-        follows_redirections=True,
+        follows_stage=True,
     )

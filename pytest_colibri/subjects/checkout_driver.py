@@ -3,13 +3,14 @@
 FOLDER holds ``resource_plan.py``. The request and the answer are those of ``docs/planner-protocol.md``. Which
 arguments this version takes is read from its signatures. On a stage, ``sys.platform`` and ``os.cpu_count()``
 are those of the emulated machine, and without mount namespaces ``open`` is redirected for the files of the
-stage. It loads the standard library only, and what the planner prints goes to standard error.
+stage. For a Windows machine, the calls by which planners ask Windows are answered, and ``open`` reads text as
+Windows does. It loads the standard library only, and what the planner prints goes to standard error.
 """
 
 from __future__ import annotations
 
 import builtins
-import ctypes  # noqa: F401  (these are loaded before sys.platform changes, by which they choose their code)
+import ctypes  # some of these are loaded before sys.platform changes, by which they choose their code
 import importlib
 import inspect
 import io
@@ -18,14 +19,18 @@ import os
 import pathlib
 import re
 import shutil  # noqa: F401
+import struct
 import subprocess  # noqa: F401
 import sys
 import tempfile  # noqa: F401
+import types
 from collections.abc import Callable
 from typing import Any
 
 _GB = 1e9
 _PLAN_VERSION = 2
+_CODE_PAGE = "cp1252"
+_PROCESSOR_CORE = 0  # RelationProcessorCore
 _CUDA_BACKENDS = ("cuda", "rocm")  # one build and one set of variables serve both
 _REFUSAL = re.compile(r"memory|\bfits?\b|unknown|unsupported|not supported", re.IGNORECASE)
 _REFUSAL_CLASSES = ("PlannerUnsupportedError", "UnknownFamilyError")
@@ -92,6 +97,9 @@ def follow_stage(description: str) -> None:
     if stage["files"]:
         builtins.open = io.open = _redirected(open, stage["files"])
         os.open = _redirected(os.open, stage["files"])
+    if stage["windows"]:
+        builtins.open = io.open = _with_code_page(open)
+        vars(ctypes)["windll"] = types.SimpleNamespace(kernel32=_kernel32(**stage["windows"]))
     if stage["system"]:
         sys.platform = stage["system"]
     if stage["processors"]:
@@ -107,6 +115,48 @@ def _redirected(function: Callable[..., Any], files: dict[str, str]) -> Callable
         return function(file, *arguments, **named)
 
     return opened
+
+
+def _with_code_page(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``open`` as it is on Windows, where text of no stated encoding is in the code page."""
+
+    def opened(
+        file: Any, mode: str = "r", buffering: int = -1, encoding: str | None = None, *rest: Any, **named: Any
+    ) -> Any:
+        if "b" not in mode and encoding in (None, "locale"):
+            encoding = _CODE_PAGE
+        return function(file, mode, buffering, encoding, *rest, **named)
+
+    return opened
+
+
+def _kernel32(total_bytes: int | None, available_bytes: int | None, cores: int) -> types.SimpleNamespace:
+    """Return the calls that tell memory and cores; the names are those of the Windows API.
+
+    Each returns 0 where it has no answer.
+    """
+    # The header of a record (relationship, size), then flags, efficiency class, and one group of processors.
+    core = struct.pack("<IIBB20xH16x", _PROCESSOR_CORE, 48, 0, 0, 1)
+
+    def global_memory_status(status: Any) -> int:
+        if total_bytes is None or available_bytes is None:
+            return 0
+        status._obj.ullTotalPhys, status._obj.ullAvailPhys = total_bytes, available_bytes
+        return 1
+
+    def logical_processor_information(relationship: int, buffer: Any, length: Any) -> int:
+        if relationship != _PROCESSOR_CORE:
+            return 0
+        given, length._obj.value = length._obj.value, len(core) * cores
+        if buffer is None or given < len(core) * cores:
+            return 0
+        ctypes.memmove(buffer, core * cores, len(core) * cores)
+        return 1
+
+    return types.SimpleNamespace(
+        GlobalMemoryStatusEx=global_memory_status,
+        GetLogicalProcessorInformationEx=logical_processor_information,
+    )
 
 
 def main(folder: str) -> None:

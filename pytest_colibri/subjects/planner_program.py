@@ -32,17 +32,17 @@ _DEVICE_MASKS = frozenset({"ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"})
 class ProgramPlanner:
     """A planner started as ``command`` for each request, and ended after ``timeout_s`` seconds.
 
-    ``follows_redirections`` tells that it redirects ``open`` as a stage without namespaces asks for.
+    ``follows_stage`` tells that it does what a stage describes and cannot do for any program.
     """
 
     name: str
     command: tuple[str, ...]
-    follows_redirections: bool = False
+    follows_stage: bool = False
     timeout_s: float = 60.0
 
     def ask(self, request: PlannerRequest, stage: Stage | None = None) -> PlannerAnswer:
         """Run the program once, in an empty folder; see :class:`PlannerSubject`."""
-        if stage is not None and not (stage.binds_files or self.follows_redirections):
+        if stage is not None and not (stage.is_complete or self.follows_stage):
             raise Unavailable(f"{self.name} would see a mix of two machines: {stage.reach}")
         with tempfile.TemporaryDirectory(prefix="colibri-planner-") as folder:
             output = run_tool(

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_colibri.errors import Unavailable, UsageError
+from pytest_colibri.errors import UsageError
 from pytest_colibri.host.amdgpu import parse_drm
 from pytest_colibri.host.emulated import emulate_host
 from pytest_colibri.host.stage import STAGE_VARIABLE, Stage
@@ -75,7 +75,7 @@ def on(stage: Stage, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def binding(stage: Stage) -> Stage:
-    if not stage.binds_files:
+    if not stage.is_complete:
         pytest.skip(stage.reach)
     return stage
 
@@ -161,7 +161,7 @@ def test_a_recorded_file_that_this_machine_lacks_is_redirected(tmp_path: Path) -
     if Path("/proc/device-tree").exists():
         pytest.skip("this machine has a device tree, which can be bound over")
     stage = stage_of(tmp_path, device_tree="NVIDIA Jetson AGX Orin\nnvidia,p3701\nnvidia,tegra234\n")
-    assert not stage.binds_files
+    assert not stage.is_complete
     assert "/proc/device-tree are redirected for planners in Python only" in stage.reach
     document = json.loads(Path(stage.environment({})[STAGE_VARIABLE]).read_text())
     folder = Path(document["files"]["/proc/device-tree"])
@@ -322,7 +322,7 @@ def test_without_namespaces_the_files_are_listed_for_a_driver(
 ) -> None:
     monkeypatch.setattr(Stage, "_obstacle", lambda _: "refused by the system")
     stage = stage_of(tmp_path, meminfo=MEMINFO)
-    assert not stage.binds_files
+    assert not stage.is_complete
     assert stage.command(("planner", "x")) == ("planner", "x")
     assert "redirected for planners in Python only (refused by the system)" in stage.reach
     document = json.loads(Path(stage.environment({})[STAGE_VARIABLE]).read_text())
@@ -337,9 +337,17 @@ def test_a_binding_that_is_impossible_is_an_obstacle(tmp_path: Path) -> None:
     assert output.stderr.startswith("stage: nothing can be bound over /proc/meminfo: ")
 
 
-def test_a_windows_machine_has_no_stage(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="msys2: a program asks Windows for its memory"):
-        Stage(find_profile("msys2"), tmp_path)
+def test_a_windows_machine_is_shown_to_programs_that_follow_the_description_only(tmp_path: Path) -> None:
+    stage = Stage(find_profile("msys2"), tmp_path)
+    assert not stage.is_complete
+    assert "Windows answers planners in Python only" in stage.reach
+    description = json.loads((tmp_path / "stage.json").read_text(encoding="utf-8"))
+    assert (description["system"], description["processors"]) == ("win32", 16)
+    assert description["windows"] == {
+        "total_bytes": 33_464_844 * 1024,
+        "available_bytes": 20_971_520 * 1024,
+        "cores": 8,
+    }
 
 
 def test_a_profile_without_recordings_has_no_stage(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     recordings = tuple(Recording(cast(Tool, tool), "constructed", text) for tool, text in RECORDINGS.items())
     profile = dataclasses.replace(find_profile("nvidia-unified"), recordings=recordings)
     stage = Stage(profile, tmp_path / "stage")
-    if request.param == "bound" and not stage.binds_files:
+    if request.param == "bound" and not stage.is_complete:
         pytest.skip(stage.reach)
     return stage
 
@@ -77,6 +77,56 @@ def test_sys_platform_is_that_of_the_emulated_machine(model: Path, tmp_path: Pat
     code = code.replace("**_", "ram_gb, vram_gb, context")
     planner = checkout_planner(write_planner(tmp_path / "checkout", code))
     assert planner.ask(PlannerRequest(model, "metal"), stage).refused == "unknown on darwin"
+
+
+WINDOWS_PLANNER = """
+import ctypes
+import json
+from pathlib import Path
+
+class Status(ctypes.Structure):
+    _fields_ = [("ullTotalPhys", ctypes.c_ulonglong), ("ullAvailPhys", ctypes.c_ulonglong)]
+
+def build_plan(model, ram_gb, vram_gb, context, gpu_indices):
+    kernel32 = ctypes.windll.kernel32
+    kernel32.GlobalMemoryStatusEx.argtypes = [ctypes.c_void_p]
+    status, length = Status(), ctypes.c_ulong()
+    found = kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+    empty = kernel32.GetLogicalProcessorInformationEx(0, None, ctypes.byref(length))
+    records = (ctypes.c_char * length.value)()
+    filled = kernel32.GetLogicalProcessorInformationEx(0, records, ctypes.byref(length))
+    sizes = [int.from_bytes(bytes(records)[at : at + 4], "little") for at in range(4, length.value, 48)]
+    (Path(model) / "text").write_bytes(b"\\xc3\\xa9")
+    return {
+        "version": 2,
+        "memory": [found, status.ullTotalPhys, status.ullAvailPhys],
+        "cores": [empty, filled, sizes],
+        "caches": kernel32.GetLogicalProcessorInformationEx(2, None, ctypes.byref(length)),
+        "text": [(Path(model) / "text").read_text(), (Path(model) / "text").read_text(encoding="utf-8")],
+    }
+
+def environment_for_plan(plan): return {}
+"""
+
+
+def test_windows_answers_a_planner_as_it_was_recorded(model: Path, tmp_path: Path) -> None:
+    stage = Stage(find_profile("msys2"), tmp_path / "stage")
+    seen = ask(
+        checkout_planner(write_planner(tmp_path / "checkout", WINDOWS_PLANNER)),
+        PlannerRequest(model, "cpu"),
+        stage,
+    )
+    assert seen["memory"] == [1, 33_464_844 * 1024, 20_971_520 * 1024]
+    assert seen["cores"] == [0, 1, [48] * 8]
+    assert seen["caches"] == 0
+    assert seen["text"] == ["Ã©", "é"]
+
+
+def test_another_program_is_not_shown_a_windows_machine(model: Path, tmp_path: Path) -> None:
+    stage = Stage(find_profile("msys2"), tmp_path / "stage")
+    planner = ProgramPlanner("mine", (sys.executable, "-c", "print(1)"))
+    with pytest.raises(Unavailable, match=r"mine would see a mix of two machines: .*Windows answers"):
+        planner.ask(PlannerRequest(model, "cpu"), stage)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the planner reads /proc and control groups")
