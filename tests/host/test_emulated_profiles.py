@@ -75,6 +75,7 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
         PC_64,
         (Device("Intel(R) Arc(tm) A770 Graphics (DG2)", "discrete", 17_079_205_888, 16_300_000_000),),
     ),
+    "comma-in-name": (PC_64, (Device("Tesla, Inc. V100", "discrete", 32_510 * MIB, 32_000 * MIB),)),
     # The host has 256 GB available; 1.2 of the 2 GB that the group uses are reclaimable cache.
     "container-34gb": (34_359_738_368 - 800_000_000, ()),
     # Siblings that are offline are no cores.
@@ -105,6 +106,7 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
     ),
     "jetson-agx-orin": (58_800_000 * KIB, (hidden("NVIDIA Jetson AGX Orin Developer Kit", "unified"),)),
     "jetson-thor": (117_187_500 * KIB, (hidden("NVIDIA Thor", "unified"),)),
+    "mac-pro-intel": ((12_582_912 + 5_242_880 + 65_536 + 32_768) * 4096, ()),
     # Its first card is no card of AMD.
     "mi210-behind-display-chip": (
         240_000_000 * KIB,
@@ -163,6 +165,10 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
         ),
     ),
     "rtx-a6000-four": (240_000_000 * KIB, (A6000,) * 4),
+    "rtx-a6000-four-in-use": (
+        240_000_000 * KIB,
+        (Device("NVIDIA RTX A6000", "discrete", 49_140 * MIB, 2527 * MIB),) * 4,
+    ),
     "rx-580-without-rebar": (PC_32, (RX_580,)),
     "rx-6950-xt-rocm": (ROCM_64, (RX_6950_XT,)),
     "rx-6950-xt-text-around-csv": (ROCM_64, (RX_6950_XT,)),
@@ -179,6 +185,7 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
             ),
         ),
     ),
+    "ryzen-9950x3d-windows": (83_886_080 * KIB, ()),
     "software-vulkan": (24_245_912 * KIB, (llvmpipe(),)),
     # The driver offers more than amdgpu maps: the smaller counts.
     "steam-deck": (
@@ -197,6 +204,7 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
     "strix-halo-carve-out-16gb": (107_000_000 * KIB, (halo(103_079_215_104),)),
     "strix-halo-carve-out-512mib": (127_000_000 * KIB, (halo(108 * GB),)),
     "strix-halo-carve-out-8gib": (118_000_000 * KIB, (halo(133_143_986_176),)),
+    "strix-halo-windows": (62_180_557 * KIB, (hidden("AMD Radeon(TM) 8060S Graphics", "unified"),)),
     "two-sockets-1tb": (1_000_000_000 * KIB, ()),
     "wsl-rtx-4090": (
         31_200_000 * KIB,
@@ -240,7 +248,9 @@ def test_the_machine_has_the_memory_and_the_devices_of_its_case(name: str) -> No
         ("apple-m2-max-64gb", 8, 1),
         ("cores-64-three-columns", 64, 1),
         ("cores-64-two-columns", 64, 1),
+        ("mac-pro-intel", 16, 1),
         ("msys2", 8, 1),
+        ("ryzen-9950x3d-windows", 16, 1),
         ("two-sockets-1tb", 64, 2),
     ],
 )
