@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 FamilyName = Literal["glm", "deepseek_v4", "kimi_k3", "inkling", "olmoe", "qwen36"]
@@ -17,49 +18,63 @@ NUMBER = r"(0|[1-9]\d{0,5})"
 
 
 @dataclass(frozen=True)
+class NamePattern:
+    """Names of tensors, such as ``model.layers.{layer}.mlp.experts.{expert}.*``.
+
+    ``{layer}`` and ``{expert}`` stand for numbers below 10^6, ``*`` at the end for one character or more.
+    ``_headers.c`` reads the same text.
+    """
+
+    text: str
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        literal = re.escape(self.text).replace(r"\*", ".+")
+        return re.compile(literal.replace(r"\{layer\}", NUMBER).replace(r"\{expert\}", NUMBER), re.ASCII)
+
+    def numbers(self, name: str) -> tuple[int, ...] | None:
+        """Return the numbers in a name; None where it does not match."""
+        match = self._regex.fullmatch(name)
+        return tuple(map(int, match.groups())) if match else None
+
+
+@dataclass(frozen=True)
 class Family:
     """One model family.
 
-    ``expert_name`` matches the tensors of an expert, with the groups layer and expert; where there is no
-    group for the expert, one tensor holds all experts of a layer along its first dimension.
-    ``expert_tensors`` is the same for people. ``count_key`` is the number of experts of a layer, in the part
-    ``section`` of ``config.json`` where the family has one.
+    ``expert_names`` match the tensors of an expert. Where they have no ``{expert}``, one tensor holds all
+    experts of a layer along its first dimension. ``count_key`` is the number of experts of a layer, in the
+    part ``section`` of ``config.json`` where the family has one.
     """
 
     name: FamilyName
     model_types: tuple[str, ...]
-    expert_tensors: str
-    expert_name: re.Pattern[str]
+    expert_names: tuple[NamePattern, ...]
     count_key: str
     section: str | None = None
 
     @property
     def fused(self) -> bool:
         """Whether one tensor holds all experts of a layer."""
-        return self.expert_name.groups == 1
+        return "{expert}" not in self.expert_names[0].text
 
 
-MLP_EXPERTS = "model.layers.L.mlp.experts.E.*"
-MLP_EXPERT_NAME = re.compile(rf"model\.layers\.{NUMBER}\.mlp\.experts\.{NUMBER}\..+", re.ASCII)
+MLP_EXPERT = NamePattern("model.layers.{layer}.mlp.experts.{expert}.*")
 
 FAMILIES = (
-    Family(
-        "glm", ("glm_moe_dsa", "glm5_moe", "glm"), MLP_EXPERTS, MLP_EXPERT_NAME, count_key="n_routed_experts"
-    ),
+    Family("glm", ("glm_moe_dsa", "glm5_moe", "glm"), (MLP_EXPERT,), count_key="n_routed_experts"),
     Family(
         "deepseek_v4",
         ("deepseek_v4",),
-        "layers.L.ffn.experts.E.*",
-        re.compile(rf"layers\.{NUMBER}\.ffn\.experts\.{NUMBER}\..+", re.ASCII),
+        (NamePattern("layers.{layer}.ffn.experts.{expert}.*"),),
         count_key="n_routed_experts",
     ),
     Family(
         "kimi_k3",
         ("kimi_k3",),
-        "[language_model.]model.layers.L.block_sparse_moe.experts.E.*",
-        re.compile(
-            rf"(?:language_model\.)?model\.layers\.{NUMBER}\.block_sparse_moe\.experts\.{NUMBER}\..+",
-            re.ASCII,
+        (
+            NamePattern("model.layers.{layer}.block_sparse_moe.experts.{expert}.*"),
+            NamePattern("language_model.model.layers.{layer}.block_sparse_moe.experts.{expert}.*"),
         ),
         count_key="num_experts",
         section="text_config",
@@ -67,17 +82,20 @@ FAMILIES = (
     Family(
         "inkling",
         ("inkling_mm_model", "inkling"),
-        "model.layers.L.mlp.experts.{gate_up_proj,down_proj}",
-        re.compile(rf"model\.layers\.{NUMBER}\.mlp\.experts\.(?:gate_up_proj|down_proj)(?:\..+)?", re.ASCII),
+        (
+            NamePattern("model.layers.{layer}.mlp.experts.gate_up_proj"),
+            NamePattern("model.layers.{layer}.mlp.experts.gate_up_proj.*"),
+            NamePattern("model.layers.{layer}.mlp.experts.down_proj"),
+            NamePattern("model.layers.{layer}.mlp.experts.down_proj.*"),
+        ),
         count_key="n_routed_experts",
         section="text_config",
     ),
-    Family("olmoe", ("olmoe",), MLP_EXPERTS, MLP_EXPERT_NAME, count_key="num_experts"),
+    Family("olmoe", ("olmoe",), (MLP_EXPERT,), count_key="num_experts"),
     Family(
         "qwen36",
         ("qwen3_5_moe", "qwen3_5_moe_text"),
-        MLP_EXPERTS,
-        MLP_EXPERT_NAME,
+        (MLP_EXPERT,),
         count_key="num_experts",
         section="text_config",
     ),

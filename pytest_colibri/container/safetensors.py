@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pytest_colibri.errors import UsageError
 
@@ -70,6 +70,14 @@ class TensorInfo:
     nbytes: int
 
 
+class RawHeader(NamedTuple):
+    """The header of a shard as it is stored, and where the byte buffer behind it lies."""
+
+    text: bytes
+    data_start: int
+    buffer_bytes: int
+
+
 def quote(value: object) -> str:
     """Write a value out of a hostile file for people: escaped, and cut to a line."""
     text = repr(value)
@@ -82,18 +90,24 @@ def scan_shard(path: Path) -> dict[str, TensorInfo]:
     Raises ContainerError where the file is no regular file, or the header is not what the format allows.
     Holes between tensors, and bytes after the last one, are refused, as the format demands.
     """
-    header, data_start, file_bytes = _read_header(path)
+    raw = read_header(path)
+    header = parse_json_object(raw.text, path, "header")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ContainerError(f"{path}: __metadata__ must map strings to strings")
-    buffer_bytes = file_bytes - data_start
-    tensors = {name: _tensor(path, name, entry, data_start, buffer_bytes) for name, entry in header.items()}
-    _check_layout(path, tensors, data_start, file_bytes)
+    tensors = {
+        name: _tensor(path, name, entry, raw.data_start, raw.buffer_bytes) for name, entry in header.items()
+    }
+    _check_layout(path, tensors, raw.data_start, raw.data_start + raw.buffer_bytes)
     return tensors
 
 
-def _read_header(path: Path) -> tuple[dict[str, object], int, int]:
-    """Return the parsed header, the offset of the byte buffer and the size of the file."""
+def read_header(path: Path) -> RawHeader:
+    """Read the header of one safetensors file; what it says is not looked at.
+
+    Raises ContainerError where the file is no regular file or too short for the header, and where the
+    header's size or the number of its values is beyond the limits.
+    """
     with _open_regular(path) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
@@ -105,10 +119,11 @@ def _read_header(path: Path) -> tuple[dict[str, object], int, int]:
             raise ContainerError(
                 f"{path}: the header claims {header_bytes} bytes; at most {allowed} are allowed"
             )
-        raw = file.read(header_bytes)
-    if len(raw) < header_bytes:
-        raise ContainerError(f"{path}: the header ends after {len(raw)} of {header_bytes} bytes")
-    return parse_json_object(raw, path, "header"), 8 + header_bytes, file_bytes
+        text = file.read(header_bytes)
+    if len(text) < header_bytes:
+        raise ContainerError(f"{path}: the header ends after {len(text)} of {header_bytes} bytes")
+    _bound_values(text, path, "header")
+    return RawHeader(text, 8 + header_bytes, file_bytes - 8 - header_bytes)
 
 
 def _open_regular(path: Path) -> BufferedReader:
@@ -123,9 +138,7 @@ def _open_regular(path: Path) -> BufferedReader:
 
 def parse_json_object(raw: bytes, path: Path, what: str) -> dict[str, object]:
     """Parse strict JSON: UTF-8, one object, no duplicate keys, no NaN, a bounded number of values."""
-    # Every JSON value follows a comma or an opening bracket, so this bounds memory before it is allocated.
-    if raw.count(b",") + raw.count(b"{") + raw.count(b"[") > MAX_JSON_VALUES:
-        raise ContainerError(f"{path}: the {what} holds more than {MAX_JSON_VALUES} values")
+    _bound_values(raw, path, what)
     try:
         parsed = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
@@ -143,6 +156,12 @@ def parse_json_object(raw: bytes, path: Path, what: str) -> dict[str, object]:
 
 class _RepeatedKey(ValueError):
     """One object has a key twice."""
+
+
+def _bound_values(raw: bytes, path: Path, what: str) -> None:
+    # Every JSON value follows a comma or an opening bracket, so this bounds memory before it is allocated.
+    if len(raw) > MAX_JSON_VALUES and sum(map(raw.count, (b",", b"{", b"["))) > MAX_JSON_VALUES:
+        raise ContainerError(f"{path}: the {what} holds more than {MAX_JSON_VALUES} values")
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -307,9 +326,7 @@ def open_container(directory: Path) -> Container:
     Raises ContainerError for a folder without them, for a bad header, and for a tensor that two shards hold.
     """
     config = read_config(directory)
-    shards = sorted(directory.glob("*.safetensors"))
-    if not shards:
-        raise ContainerError(f"{directory}: there is no *.safetensors file")
+    shards = find_shards(directory)
     tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         for name, info in scan_shard(shard).items():
@@ -319,6 +336,14 @@ def open_container(directory: Path) -> Container:
         if len(tensors) > MAX_TENSORS:
             raise ContainerError(f"{directory}: more than {MAX_TENSORS} tensors")
     return Container(directory, MappingProxyType(config), MappingProxyType(tensors), len(shards))
+
+
+def find_shards(directory: Path) -> list[Path]:
+    """List the ``*.safetensors`` files of a model folder by name; ContainerError where there is none."""
+    shards = sorted(directory.glob("*.safetensors"))
+    if not shards:
+        raise ContainerError(f"{directory}: there is no *.safetensors file")
+    return shards
 
 
 def read_config(directory: Path) -> dict[str, object]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pytest_colibri.container.families import MLP_EXPERT_NAME
+from pytest_colibri.container.families import MLP_EXPERT
 from pytest_colibri.container.formats import WeightFormat, quantise
 from pytest_colibri.container.usage import USAGE_FILE, write_usage
 from pytest_colibri.errors import UsageError
@@ -99,7 +99,7 @@ def write_tiny_model(
     stored: dict[str, NDArray[np.float32] | NDArray[np.uint8]] = {}
     for name, shape in _shapes():
         weights = _weights(name, shape, seed)
-        if expert_format.kind == "f32" or not MLP_EXPERT_NAME.fullmatch(name):
+        if expert_format.kind == "f32" or MLP_EXPERT.numbers(name) is None:
             stored[name] = weights
             continue
         payload, scales = quantise(weights, expert_format)

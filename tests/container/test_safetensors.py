@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compiled_scan import DoNotKnow, compiled_outcome, needs_compiled_scan, python_outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ def test_tensors_lie_where_the_header_says(write_shard):
     assert tensors["nibbles"].nbytes == 3
 
 
-@pytest.mark.parametrize(
+hostile_headers = pytest.mark.parametrize(
     ("header", "payload", "said"),
     [
         pytest.param({"a": entry(offsets=(0, 5))}, b"12345", "does not take the 5 bytes", id="size"),
@@ -82,12 +83,27 @@ def test_tensors_lie_where_the_header_says(write_shard):
         pytest.param(b"", b"", "not valid JSON", id="empty-header"),
     ],
 )  # fmt: skip
+
+
+@hostile_headers
 def test_a_hostile_header_is_refused_with_its_reason(write_shard, header, payload, said):
     path = write_shard(header, payload)
     with pytest.raises(ContainerError) as refusal:
         scan_shard(path)
     assert str(refusal.value).startswith(f"{path}: ")
     assert said in str(refusal.value)
+
+
+@needs_compiled_scan
+@hostile_headers
+def test_the_compiled_scan_leaves_a_hostile_header_to_the_reader_that_explains(
+    tmp_path, write_shard, header, payload, said
+):
+    write_shard(header, payload)
+    (tmp_path / "config.json").write_text('{"model_type": "glm"}')
+    with pytest.raises(DoNotKnow):
+        compiled_outcome(tmp_path)
+    assert said in python_outcome(tmp_path)
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x02\x00", (10).to_bytes(8, "little") + b"{}"])

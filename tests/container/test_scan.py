@@ -4,10 +4,21 @@ import json
 import math
 
 import pytest
+from compiled_scan import NOT_BUILT
 
+from pytest_colibri.container import scan
 from pytest_colibri.container.safetensors import ContainerError, open_container
 from pytest_colibri.container.scan import read_geometry
 from pytest_colibri.container.tiny import write_tiny_model
+
+
+@pytest.fixture(autouse=True, params=["python", "compiled"])
+def header_scan(request, monkeypatch):
+    """Every test here runs twice: with the Python code alone, and with the compiled code before it."""
+    if request.param == "python":
+        monkeypatch.setattr(scan, "add_up_compiled", None)
+    elif scan.add_up_compiled is None:
+        pytest.skip(NOT_BUILT)
 
 
 def expert(layer: int, index: int, part: str = "down_proj.weight") -> str:
