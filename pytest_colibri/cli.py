@@ -17,22 +17,24 @@ from pytest_colibri.errors import ColibriError, HostMismatch, UsageError
 
 if TYPE_CHECKING:
     from pytest_colibri.container.geometry import Geometry
+    from pytest_colibri.findings import Finding, State
     from pytest_colibri.host.model import Host
-    from pytest_colibri.planner.plan import PlanRequest
+    from pytest_colibri.planner.doctor.report import Diagnosis
+    from pytest_colibri.planner.plan import Plan, PlanRequest
     from pytest_colibri.profiles.model import Profile
 
-FAILED, USAGE, HOST_MISMATCH = 1, 4, 7
+FAILED, USAGE, NOTHING_SHOWN, HOST_MISMATCH = 1, 4, 6, 7
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status (``docs/verdicts.md``)."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    run: Callable[[argparse.Namespace], None] = options.run
+    run: Callable[[argparse.Namespace], int | None] = options.run
     from pytest_colibri.planner.plan import DoesNotFit
 
     try:
-        run(options)
+        status = run(options)
         sys.stdout.flush()
     except (HostMismatch, DoesNotFit) as error:
         print(f"pytest-colibri: {error}", file=sys.stderr)
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("pytest-colibri: interrupted", file=sys.stderr)
         return 2
-    return 0
+    return status or 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,7 +67,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=pytest_colibri.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    doctor = commands.add_parser("doctor", help="tell what this machine has and what can be witnessed on it")
+    doctor = commands.add_parser("doctor", help="check this machine, a model folder and an engine's binary")
+    doctor.add_argument(
+        "model", nargs="?", type=Path, metavar="MODEL", help="a model folder to check and plan"
+    )
+    doctor.add_argument("--engine", type=Path, metavar="BINARY", help="an engine to read, never to run")
+    doctor.add_argument("--json", action="store_true", help="print JSON (doctor.schema.json)")
+    doctor.add_argument(
+        "--identities", action="store_true", help="keep UUIDs, home path, host and user names"
+    )
+    _add_planning_options(doctor)
     doctor.set_defaults(run=_doctor)
 
     profiles = commands.add_parser("profiles", help="list the hardware profiles, or check and show one")
@@ -79,11 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="plan where the experts of a model go on this machine")
     plan.add_argument("model", type=Path, metavar="MODEL", help="folder with config.json and *.safetensors")
-    plan.add_argument("--profile", default="auto", metavar="NAME", help="hardware profile (default: auto)")
-    plan.add_argument("--emulate", action="store_true", help="plan for the machine that the profile recorded")
-    plan.add_argument("--ram", metavar="SIZE", help="RAM budget, such as 100GB")
-    plan.add_argument("--vram", metavar="SIZE", help="VRAM budget, such as 16GB")
-    plan.add_argument("--context", type=_count, default=4096, metavar="TOKENS", help="default: 4096")
+    _add_planning_options(plan)
     plan.add_argument("--explain", action="store_true", help="print the sum, line by line, with its sources")
     others = plan.add_mutually_exclusive_group()
     others.add_argument("--colibri", type=Path, metavar="DIR", help="ask the planner of a colibri checkout")
@@ -92,45 +99,111 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_planning_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", default="auto", metavar="NAME", help="hardware profile (default: auto)")
+    parser.add_argument(
+        "--emulate", action="store_true", help="plan for the machine that the profile recorded"
+    )
+    parser.add_argument("--ram", metavar="SIZE", help="RAM budget, such as 100GB")
+    parser.add_argument("--vram", metavar="SIZE", help="VRAM budget, such as 16GB")
+    parser.add_argument("--context", type=_count, default=4096, metavar="TOKENS", help="default: 4096")
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens")
     return int(text)
 
 
-def _doctor(_: argparse.Namespace) -> None:
-    from pytest_colibri.host.live import ALL_APIS, probe_host
+def _doctor(options: argparse.Namespace) -> int:
+    from pytest_colibri.planner.doctor.report import diagnosis_lines, diagnosis_to_json
+    from pytest_colibri.report.privacy import redactor
+
+    diagnosis = _diagnose(options)
+    uuids = [device.identity.uuid for device in diagnosis.host.accelerators]
+    shown = (lambda value: value) if options.identities else redactor(uuids)
+    if options.json:
+        print(json.dumps(shown(diagnosis_to_json(diagnosis)), indent=1, allow_nan=False))
+    else:
+        for line in diagnosis_lines(diagnosis):
+            # Names out of files and drivers are shown to people.
+            print("".join(char if char.isprintable() else "?" for char in str(shown(line))))
+    return _doctor_status(diagnosis.findings)
+
+
+def _diagnose(options: argparse.Namespace) -> Diagnosis:
+    from pytest_colibri.planner.doctor.engine import engine_findings
+    from pytest_colibri.planner.doctor.machine import machine_findings
+    from pytest_colibri.planner.doctor.report import Diagnosis
+
+    if options.model is not None and not options.model.is_dir():
+        raise UsageError(f"{options.model}: no such folder; MODEL is a folder with config.json")
+    if options.engine is not None and not options.engine.is_file():
+        raise UsageError(f"--engine={options.engine}: no such file")
+    profile, host, fit = _profile_finding(options)
+    findings = [*machine_findings(host), *_witness_findings(host), fit]
+    plan = None
+    if options.model is not None:
+        of_model, plan = _model_findings(options, profile if fit.state == "ok" else None, host)
+        findings += of_model
+    if options.engine is not None:
+        findings += engine_findings(options.engine, host, os.environ)
+    return Diagnosis(host, tuple(findings), plan)
+
+
+def _profile_finding(options: argparse.Namespace) -> tuple[Profile, Host, Finding]:
+    from pytest_colibri.findings import Finding
+    from pytest_colibri.host.matching import mismatches
+
+    profile, host = _named_profile_and_host(options.profile, emulated=options.emulate)
+    if options.profile == "auto":
+        return profile, host, Finding("host.profile", "ok", _best_profile(host)[1])
+    if reasons := mismatches(profile, host):
+        return profile, host, Finding("host.profile", "failed", "; ".join(reasons))
+    return (
+        profile,
+        host,
+        Finding("host.profile", "ok", f"it fits the profile {profile.name}: {profile.title}"),
+    )
+
+
+def _witness_findings(host: Host) -> Iterator[Finding]:
+    from pytest_colibri.findings import Finding
     from pytest_colibri.judge.trial import dispatch_reach
 
-    host = probe_host(ALL_APIS)
-    for line in _host_lines(host):
-        print(line)
-    reach = dispatch_reach("vulkan")
-    print(f"witness    {reach.witness}: {reach.statement}")
-    print(f"profile    {_best_profile(host)[1]}")
+    if host.kind == "live":
+        reach = dispatch_reach("vulkan")
+        state: State = "ok" if reach.able else "warning"
+        yield Finding("witness.dispatch", state, f"{reach.witness}: {reach.statement}")
 
 
-def _host_lines(host: Host) -> Iterator[str]:
-    from pytest_colibri.host.devices import physical_devices
+def _model_findings(
+    options: argparse.Namespace, profile: Profile | None, host: Host
+) -> tuple[list[Finding], Plan | None]:
+    """Return what is found of a model, and its plan; without a profile that fits, there is none."""
+    from pytest_colibri.container.inspection import inspect_container
+    from pytest_colibri.planner.doctor.placement import no_placement, placement
 
-    processor = host.processor
-    yield f"host       {host.kind} {host.system} {host.architecture}"
-    yield f"cores      {processor.physical_cores} physical, sockets {processor.sockets} ({processor.source})"
-    if processor.note:
-        yield f"           {processor.note}"
-    yield f"memory     total {host.memory.total}"
-    yield f"           available {host.memory.available}"
-    yield f"           control group {host.memory.cgroup_available}"
-    for device in physical_devices(host.accelerators):
-        views = "; also ".join(view.describe() for view in device.views)
-        yield f"device     {views}"
-        yield f"           total {device.total}, free {device.free}, pool {device.views[0].pool or 'unknown'}"
-        for doubt in device.doubts:
-            yield f"           {doubt}"
-    if not host.accelerators:
-        yield "device     none found"
-    for note in host.notes:
-        yield f"note       {note}"
+    inspection = inspect_container(options.model)
+    if inspection.geometry is None:
+        found, plan = no_placement("the container is refused"), None
+    elif profile is None:
+        found, plan = no_placement("the machine does not fit the profile"), None
+    else:
+        found, plan = placement(_plan_request(options, inspection.geometry, profile, host))
+    return [*inspection.findings, found], plan
+
+
+def _doctor_status(findings: Sequence[Finding]) -> int:
+    """Return the exit status: what is broken, then what does not fit, then what could not be told."""
+    on_fit = ("placement.plan", "host.profile")
+    if any(finding.state == "failed" and finding.check not in on_fit for finding in findings):
+        return FAILED
+    if any(finding.state in ("failed", "unknown") and finding.check in on_fit for finding in findings):
+        return HOST_MISMATCH
+    if any(finding.state == "unknown" and finding.check.startswith("engine.") for finding in findings):
+        return NOTHING_SHOWN
+    return 0
 
 
 def _profiles(options: argparse.Namespace) -> None:
@@ -287,9 +360,18 @@ class PlannerFailed(ColibriError):
 
 def _profile_and_host(name: str, *, emulated: bool) -> tuple[Profile, Host]:
     """Return the profile and the machine to plan for; HostMismatch when they do not fit."""
+    from pytest_colibri.host.matching import mismatches
+
+    profile, host = _named_profile_and_host(name, emulated=emulated)
+    if reasons := mismatches(profile, host):
+        raise HostMismatch("; ".join(reasons))
+    return profile, host
+
+
+def _named_profile_and_host(name: str, *, emulated: bool) -> tuple[Profile, Host]:
+    """Return the profile and the machine, looked at through all interfaces, whether or not they fit."""
     from pytest_colibri.host.emulated import emulate_host
     from pytest_colibri.host.live import ALL_APIS, probe_host
-    from pytest_colibri.host.matching import mismatches
     from pytest_colibri.profiles.loader import find_profile
 
     if name == "auto":
@@ -298,11 +380,7 @@ def _profile_and_host(name: str, *, emulated: bool) -> tuple[Profile, Host]:
         host = probe_host(ALL_APIS)
         return _best_profile(host)[0], host
     profile = find_profile(name)
-    host = emulate_host(profile) if emulated else probe_host(frozenset({profile.backend}))
-    reasons = mismatches(profile, host)
-    if reasons:
-        raise HostMismatch("; ".join(reasons))
-    return profile, host
+    return profile, emulate_host(profile) if emulated else probe_host(ALL_APIS)
 
 
 def _best_profile(host: Host) -> tuple[Profile, str]:

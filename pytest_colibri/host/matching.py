@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import get_args
 
@@ -25,13 +26,16 @@ def matching_accelerators(profile: Profile, host: Host) -> tuple[Accelerator, ..
     """Return the devices of the host that fit the profile, the best first.
 
     Discrete comes before integrated whatever the size, then the larger; an unknown size ranks last. A device
-    that two drivers show is returned once.
+    that two drivers show is returned once, with the smallest figures that any interface gives of its memory.
     """
-    device = profile.match.device
-    if device is None:
+    match = profile.match.device
+    if match is None:
         return ()
-    fitting = [candidate for candidate in host.accelerators if _fits(profile, device, candidate)]
-    return tuple(device.views[0] for device in physical_devices(fitting))
+    devices = physical_devices(host.accelerators)
+    fitting = [(device, [view for view in device.views if _fits(profile, match, view)]) for device in devices]
+    return tuple(
+        replace(views[0], total=device.total, free=device.free) for device, views in fitting if views
+    )
 
 
 def best_profile(

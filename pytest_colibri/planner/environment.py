@@ -59,10 +59,11 @@ def planned_accelerators(request: PlanRequest) -> masks.Numbered:
 
 def visible(request: PlanRequest) -> masks.Visible:
     """Return what masks and choices in the request's environment leave of all devices that are known."""
+    asked = [device.identity for device in request.accelerators]
     others = [
         device
         for device in request.host.accelerators
-        if device.identity.api == request.backend and device not in request.accelerators
+        if device.identity.api == request.backend and device.identity not in asked
     ]
     return masks.visible_devices(request.backend, (*request.accelerators, *others), request.environment)
 
