@@ -207,15 +207,18 @@ def _doctor_status(findings: Sequence[Finding]) -> int:
 
 
 def _profiles(options: argparse.Namespace) -> None:
+    from pytest_colibri.host.emulated import emulate_host
     from pytest_colibri.profiles.loader import all_profiles, find_profile
 
     if options.profile is None:
         profiles = sorted(all_profiles(), key=lambda profile: not profile.auto)
         width = max(len(profile.name) for profile in profiles)
         for profile in profiles:
+            emulate_host(profile)
             print(f"{profile.name:<{width}} {profile.title}")
         return
     profile = find_profile(options.profile)
+    emulate_host(profile)
     print(f"{profile.name}: {profile.title}")
     print(f"backend {profile.backend}, tiers {', '.join(profile.tiers)}, pool {profile.pool or 'none'}")
     for name, value in profile.environment.items():

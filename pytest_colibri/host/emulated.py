@@ -12,12 +12,12 @@ from pytest_colibri.host.cpus import parse_cim_cores, parse_lscpu, parse_mac_cor
 from pytest_colibri.host.devices import combine
 from pytest_colibri.host.hipinfo import parse_hipinfo
 from pytest_colibri.host.jetson import parse_device_tree
-from pytest_colibri.host.memory import parse_cgroup, parse_cim, parse_meminfo, parse_vm_stat
+from pytest_colibri.host.memory import NO_CGROUP, parse_cgroup, parse_cim, parse_meminfo, parse_vm_stat
 from pytest_colibri.host.model import Accelerator, Host, Memory, Processor
 from pytest_colibri.host.nvidia import parse_nvidia_smi
 from pytest_colibri.host.rocm_smi import parse_rocm_smi
 from pytest_colibri.host.vulkan import parse_vulkan
-from pytest_colibri.profiles.model import Profile, Recording
+from pytest_colibri.profiles.model import Profile, Recording, Tool
 from pytest_colibri.units import Figure, smallest
 
 
@@ -25,7 +25,7 @@ def emulate_host(profile: Profile) -> Host:
     """Return the machine that the recordings of a profile show; what none of them shows is unknown.
 
     Notes tell the provenance of each recording. Raises UsageError for a profile without recordings, with two
-    of one tool, or with one that its parser refuses.
+    of one tool, or with recordings of nonsense: one line for each, with its place.
     """
     if not profile.recordings:
         raise UsageError(
@@ -34,18 +34,21 @@ def emulate_host(profile: Profile) -> Host:
     texts: dict[str, str] = {recording.tool: recording.text for recording in profile.recordings}
     if len(texts) < len(profile.recordings):
         raise UsageError(f"{profile.path}: a tool has two recordings; give one of each")
-    try:
-        memory = _memory(texts)
-        processor = _processor(texts)
-        accelerators, doubts = _accelerators(texts, memory)
-    except UsageError as error:
-        raise UsageError(f"{profile.path}: recording of {error}") from error
+    nonsense = [
+        f"{recording.place or profile.path}: recording of {fault}"
+        for recording in profile.recordings
+        if (fault := _fault(recording))
+    ]
+    if nonsense:
+        raise UsageError("\n".join(nonsense))
+    memory = _memory(texts)
+    accelerators, doubts = _accelerators(texts, memory)
     return Host(
         kind="emulated",
         system=next(iter(profile.match.systems), "unknown"),
         architecture=next(iter(profile.match.architectures), "unknown"),
         memory=memory,
-        processor=processor,
+        processor=_processor(texts),
         accelerators=accelerators,
         notes=(*map(_provenance, profile.recordings), *doubts),
     )
@@ -82,19 +85,51 @@ def _processor(texts: Mapping[str, str]) -> Processor:
 def _accelerators(
     texts: Mapping[str, str], memory: Memory
 ) -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
-    parsers: Mapping[str, Callable[[str], tuple[Accelerator, ...]]] = {
+    parsers = _device_parsers(memory.total)
+    found = {tool: parse(texts[tool]) if tool in texts else () for tool, parse in parsers.items()}
+    amd, doubts = combine(found["rocm-smi"] or found["hipinfo"], found["amd-sysfs"])
+    cuda = found["nvidia-smi"] or found["device-tree"]
+    return (*found["vulkan"], *cuda, *amd, *found["system_profiler"]), doubts
+
+
+def _device_parsers(memory_total: Figure) -> Mapping[Tool, Callable[[str], tuple[Accelerator, ...]]]:
+    return {
         "vulkan": parse_vulkan,
         "nvidia-smi": parse_nvidia_smi,
         "device-tree": parse_device_tree,
         "rocm-smi": parse_rocm_smi,
         "amd-sysfs": parse_drm,
         "hipinfo": parse_hipinfo,
-        "system_profiler": partial(parse_system_profiler, memory_total=memory.total),
+        "system_profiler": partial(parse_system_profiler, memory_total=memory_total),
     }
-    found = {tool: parse(texts[tool]) if tool in texts else () for tool, parse in parsers.items()}
-    amd, doubts = combine(found["rocm-smi"] or found["hipinfo"], found["amd-sysfs"])
-    cuda = found["nvidia-smi"] or found["device-tree"]
-    return (*found["vulkan"], *cuda, *amd, *found["system_profiler"]), doubts
+
+
+_PARSERS: Mapping[Tool, tuple[Callable[[str], object], ...]] = {
+    "meminfo": (parse_meminfo,),
+    "cgroup-v1": (partial(parse_cgroup, version=1),),
+    "cgroup-v2": (partial(parse_cgroup, version=2),),
+    "vm_stat": (parse_vm_stat, parse_mac_cores),
+    "cim": (parse_cim, parse_cim_cores),
+    "lscpu": (parse_lscpu,),
+    **{tool: (parse,) for tool, parse in _device_parsers(Figure(None, "not asked")).items()},
+}
+
+
+def _fault(recording: Recording) -> str | None:
+    """Return what is wrong with a recording, by its tool: it is refused, or tells nothing at all."""
+    try:
+        told = [parse(recording.text) for parse in _PARSERS[recording.tool]]
+    except UsageError as error:
+        return str(error)
+    return None if _tells_anything(told) else f"{recording.tool}: no probe can read anything from it"
+
+
+def _tells_anything(told: object) -> bool:
+    if isinstance(told, Figure):
+        return told.bytes is not None or told is NO_CGROUP
+    if isinstance(told, Processor):
+        return told.note is None
+    return any(map(_tells_anything, told)) if isinstance(told, (list, tuple)) else True
 
 
 def _provenance(recording: Recording) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from pytest_colibri.errors import Unavailable, UsageError
 from pytest_colibri.profiles.model import DeviceMatch, HostMatch, Profile, Recording
-from pytest_colibri.profiles.validation import nearest, violations
-from pytest_colibri.profiles.yaml import Document, describe_error, read_document, read_text
+from pytest_colibri.profiles.validation import Violation, nearest, violations
+from pytest_colibri.profiles.yaml import Document, read_document, read_text
 
 RECORDING_LIMIT_BYTES = 4 * 2**20
 
@@ -59,7 +59,8 @@ def load_profile(path: Path) -> Profile:
     Raises UsageError with one line, ``FILE:LINE:COLUMN: what; allowed: ...``, for each violation.
     """
     document = read_document(path)
-    if found := violations(document):
+    files, unreadable = _recorded_files(document)
+    if found := violations(document, unreadable):
         raise UsageError("\n".join(found))
     value: Any = document.value
     return Profile(
@@ -70,7 +71,7 @@ def load_profile(path: Path) -> Profile:
         pool=None if value.get("pool") == "either" else value.get("pool"),
         tiers=tuple(value["tiers"]),
         environment=MappingProxyType(dict(value.get("environment", {}))),
-        recordings=_recordings(document),
+        recordings=tuple(_recording(document, index, files) for index in range(len(value["recordings"]))),
         path=path,
         auto=value.get("auto", True),
     )
@@ -92,30 +93,38 @@ def _host_match(match: Mapping[str, Any]) -> HostMatch:
     )
 
 
-def _recordings(document: Document) -> tuple[Recording, ...]:
+def _recording(document: Document, index: int, files: Mapping[int, str]) -> Recording:
     value: Any = document.value
-    return tuple(
-        Recording(
-            tool=recording["tool"],
-            provenance=recording["provenance"],
-            text=recording["text"]
-            if "text" in recording
-            else _recorded_text(document, index, recording["file"]),
-            link=recording.get("link"),
-        )
-        for index, recording in enumerate(value["recordings"])
+    recording = value["recordings"][index]
+    mark = document.value_marks[("recordings", index, "file" if "file" in recording else "text")]
+    return Recording(
+        tool=recording["tool"],
+        provenance=recording["provenance"],
+        text=recording["text"] if "text" in recording else files[index],
+        link=recording.get("link"),
+        place=f"{document.path}:{mark.line}:{mark.column}",
     )
 
 
-def _recorded_text(document: Document, index: int, name: str) -> str:
+def _recorded_files(document: Document) -> tuple[dict[int, str], list[Violation]]:
+    """Return the texts of recorded files by the number of the recording, and what hinders the others."""
+    value: Any = document.value
+    texts: dict[int, str] = {}
+    unreadable: list[Violation] = []
+    for location, mark in document.value_marks.items():
+        match location:
+            case ("recordings", int(index), "file"):
+                try:
+                    texts[index] = _recorded_text(document.path, str(value["recordings"][index]["file"]))
+                except UsageError as error:
+                    unreadable.append((mark, str(error), "an existing text file in the profile's folder"))
+    return texts, unreadable
+
+
+def _recorded_text(profile: Path, name: str) -> str:
     """Read a recording's file, which must lie in the profile's folder even after links are followed."""
-    mark = document.value_marks[("recordings", index, "file")]
-    folder = document.path.resolve().parent
+    folder = profile.resolve().parent
     file = (folder / name).resolve()
     if not file.is_relative_to(folder):
-        what = f"{name} leads out of the profile's folder"
-        raise UsageError(describe_error(document.path, mark, what, "a file inside the folder"))
-    try:
-        return read_text(file, RECORDING_LIMIT_BYTES)
-    except UsageError as error:
-        raise UsageError(describe_error(document.path, mark, str(error), "an existing text file")) from error
+        raise UsageError(f"{name} leads out of the profile's folder")
+    return read_text(file, RECORDING_LIMIT_BYTES)

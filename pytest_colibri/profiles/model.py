@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -61,12 +61,14 @@ class Recording:
     """The output of one tool on a machine of this kind, replayed when the host is emulated.
 
     ``text`` is the output as the tool wrote it. ``link`` names the public report of a ``reported`` one.
+    ``place`` is where a profile gives it, as ``FILE:LINE:COLUMN``.
     """
 
     tool: Tool
     provenance: Provenance
     text: str
     link: str | None = None
+    place: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from pytest_colibri.profiles.model import Backend, Tier
 from pytest_colibri.profiles.yaml import Document, Location, Mark, describe_error
 
 if TYPE_CHECKING:
@@ -33,12 +34,18 @@ _MOST_OR_LEAST = {
 }
 
 
-def violations(document: Document) -> list[str]:
-    """Return what breaks the schema, or else the rules beyond it, in order of place.
+def violations(document: Document, unreadable: Iterable[Violation] = ()) -> list[str]:
+    """Return what breaks the schema and the rules beyond it, in order of place.
 
+    ``unreadable`` is what hinders reading the recorded files. Where the schema refuses a value, no more is
+    said of it.
     Each is one line, ``FILE:LINE:COLUMN: what; allowed: what is``; a last line counts those past the bound.
     """
-    return _lines(document, _schema_violations(document, load_schema()) or sorted(_rule_violations(document)))
+    found = _schema_violations(document, load_schema())
+    # The profile itself may lack several keys.
+    refused = {mark for mark, _, _ in found} - {document.value_marks[()]}
+    others = [*_rule_violations(document), *unreadable]
+    return _lines(document, sorted([*found, *(other for other in others if other[0] not in refused)]))
 
 
 def schema_violations(document: Document, schema: Mapping[str, Any]) -> list[str]:
@@ -127,49 +134,66 @@ def _repeated_items(document: Document, location: Location, items: list[object])
 
 
 def _rule_violations(document: Document) -> Iterator[Violation]:
-    """Check what a schema cannot say with a place: the profile as a whole must make sense."""
-    profile: Any = document.value
-    if profile["name"] != document.path.stem:
-        what = f"name is {_show(profile['name'])} in a file called {document.path.name}"
+    """Check what a schema cannot say with a place: the profile as a whole must make sense.
+
+    The document may break the schema; a rule says nothing about what it cannot read.
+    """
+    profile = _mapping(document.value)
+    name, backend, tiers = profile.get("name"), profile.get("backend"), profile.get("tiers")
+    if isinstance(name, str) and name != document.path.stem:
+        what = f"name is {_show(name)} in a file called {document.path.name}"
         yield document.value_marks[("name",)], what, _show(document.path.stem)
-    yield from _cpu_rules(document, profile) if profile["backend"] == "cpu" else _gpu_rules(document, profile)
-    yield from _recording_rules(document, profile["recordings"])
+    if backend == "cpu":
+        yield from _cpu_rules(document, _list(tiers))
+    elif backend in get_args(Backend):
+        yield from _gpu_rules(document, profile)
+    yield from _recording_rules(document, [*map(_mapping, _list(profile.get("recordings")))])
 
 
-def _cpu_rules(document: Document, profile: Mapping[str, Any]) -> Iterator[Violation]:
+def _cpu_rules(document: Document, tiers: list[Any]) -> Iterator[Violation]:
     for location in (("match", "device"), ("pool",)):
         if location in document.key_marks:
             what = f"{location[-1]} in a profile of the backend cpu"
             yield document.key_marks[location], what, "none, a cpu profile has no device"
-    if "vram" in profile["tiers"]:
-        mark = document.value_marks[("tiers", profile["tiers"].index("vram"))]
+    if "vram" in tiers:
+        mark = document.value_marks[("tiers", tiers.index("vram"))]
         yield mark, "tier vram in a profile of the backend cpu", "ram, disk"
 
 
 def _gpu_rules(document: Document, profile: Mapping[str, Any]) -> Iterator[Violation]:
-    backend = profile["backend"]
-    if "device" not in profile["match"]:
+    backend, match, tiers = profile["backend"], profile.get("match"), profile.get("tiers")
+    if isinstance(match, dict) and "device" not in match:
         mark, what = document.value_marks[("match",)], f"match lacks the key device, which {backend} needs"
         yield mark, what, "device with vendor, type, name or driver"
     if "pool" not in profile:
         mark, what = document.value_marks[()], f"the profile lacks the key pool, which {backend} needs"
         yield mark, what, "unified, discrete, either"
-    if "vram" not in profile["tiers"]:
+    if isinstance(tiers, list) and "vram" not in tiers and all(tier in get_args(Tier) for tier in tiers):
         mark, what = document.value_marks[("tiers",)], f"tiers lack vram, which {backend} needs"
         yield mark, what, "vram with ram and disk"
 
 
-def _recording_rules(document: Document, recordings: list[dict[str, str]]) -> Iterator[Violation]:
-    tools = [recording["tool"] for recording in recordings]
-    for index, recording in enumerate(recordings):
-        tool, mark = recording["tool"], document.value_marks[("recordings", index)]
+def _recording_rules(document: Document, recordings: list[Mapping[str, Any]]) -> Iterator[Violation]:
+    tools = [recording.get("tool") for recording in recordings]
+    for index, (recording, tool) in enumerate(zip(recordings, tools, strict=True)):
+        if not isinstance(tool, str):
+            continue
+        mark = document.value_marks[("recordings", index)]
         if tool in tools[:index]:
             tool_mark = document.value_marks[("recordings", index, "tool")]
             yield tool_mark, f"a second recording of {tool}", "one recording of each tool"
         if ("text" in recording) == ("file" in recording):
             yield mark, f"the recording of {tool} needs its output", "exactly one of text and file"
-        if recording["provenance"] == "reported" and "link" not in recording:
+        if recording.get("provenance") == "reported" and "link" not in recording:
             yield mark, f"the reported recording of {tool} lacks the key link", "the address of the report"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _subject(location: Location) -> str:

@@ -84,6 +84,22 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: pytest-colibri" in capsys.readouterr().err
 
 
+def test_a_profile_with_recordings_of_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "box.yaml"
+    file.write_text(
+        "name: box\ntitle: A box\nbackend: cpu\nmatch: {}\ntiers: [ram, disk]\nrecordings:\n"
+        "  - {tool: meminfo, provenance: constructed, text: hello}\n"
+        "  - {tool: nvidia-smi, provenance: constructed, text: hello}\n"
+    )
+    assert main(["profiles", str(file)]) == 4
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(
+        f"pytest-colibri: {file}:7:52: recording of meminfo: no probe can read anything from it\n"
+        f"{file}:8:55: recording of nvidia-smi: 'hello' does not have the columns"
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_output_that_cannot_be_written() -> None:
     with Path("/dev/full").open("wb") as full:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from pytest_colibri.errors import Unavailable, UsageError
 from pytest_colibri.host.emulated import emulate_host
 from pytest_colibri.host.live import ALL_APIS, probe_host
 from pytest_colibri.host.tools import MAX_OUTPUT_BYTES, run_tool
-from pytest_colibri.profiles.model import HostMatch, Profile, Recording
+from pytest_colibri.profiles.model import HostMatch, Profile, Recording, Tool
 
 PROJECT = Path(__file__).parents[2]
 RECORDINGS = PROJECT / "hardware_profiles" / "recordings"
@@ -129,6 +130,33 @@ def test_two_recordings_of_one_tool_are_refused():
 def test_a_broken_recording_names_profile_and_tool():
     with pytest.raises(UsageError, match=r"a-machine.yaml: recording of vulkan"):
         emulate_host(profile(recorded("vulkan", "{")))
+
+
+NONSENSE = {
+    "meminfo": "hello", "cgroup-v1": "hello", "cgroup-v2": "==> memory.max <==\nmuch\n", "vm_stat": "hello",
+    "cim": "hello", "lscpu": "hello", "nvidia-smi": "hello", "device-tree": "hello", "rocm-smi": "device,x\n",
+    "amd-sysfs": "hello", "hipinfo": "hello", "vulkan": "[]", "system_profiler": "{}",
+}  # fmt: skip
+
+
+def test_nonsense_is_refused_for_every_tool_and_said_together():
+    assert set(NONSENSE) == set(get_args(Tool))
+    recordings = [
+        Recording(tool, "recorded", text, place=f"box.yaml:{line}:11")
+        for line, (tool, text) in enumerate(NONSENSE.items())
+    ]
+    with pytest.raises(UsageError) as caught:
+        emulate_host(profile(*recordings, recorded("meminfo", "MemTotal: 1 kB\n")))
+    assert "two recordings" in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        emulate_host(profile(*recordings))
+    for line, place, tool in zip(str(caught.value).splitlines(), recordings, NONSENSE, strict=True):
+        assert line.startswith(f"{place.place}: recording of {tool[:6]}")
+
+
+def test_a_machine_without_a_limit_is_no_nonsense():
+    unlimited = recorded("cgroup-v2", "==> memory.max <==\nmax\n\n==> memory.current <==\n1\n")
+    assert emulate_host(profile(unlimited)).memory.limit.bytes is None
 
 
 def test_a_reported_recording_carries_its_link():

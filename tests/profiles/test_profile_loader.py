@@ -210,6 +210,21 @@ def test_all_violations_are_said_in_order_of_place_up_to_a_bound(box: Path) -> N
     places = [line.removeprefix(f"{box}:").partition(" ")[0] for line in lines]
     assert places == ["1:1:", "2:1:", "13:9:", "15:20:"]
 
+    beyond = refusal(
+        box,
+        GPU.replace("title", "titel")
+        .replace("pool: unified\n", "")
+        .replace("box.lscpu", "none")
+        .replace("tool: lscpu", "tool: meminfo"),
+    ).splitlines()
+    assert [line.removeprefix(f"{box}:").partition("; allowed")[0] for line in beyond] == [
+        "1:1: the profile lacks the key pool, which vulkan needs",
+        "1:1: the profile lacks the key title",
+        '2:1: unknown key "titel" in the profile; nearest: title, tiers',
+        "21:11: a second recording of meminfo",
+        f"23:11: {box.parent / 'recordings' / 'none.txt'}: no such file",
+    ]
+
     missing = refusal(box, "match: {}\nname: box\ntitle: A box\ntiers: [ram]\n").splitlines()
     assert [line.partition("; allowed: ")[0] for line in missing] == [
         f"{box}:1:1: the profile lacks the key backend",
@@ -239,7 +254,7 @@ def test_a_recording_must_not_lead_out_of_the_folder(
         pytest.skip("this system lets no ordinary user make symbolic links")
     message = refusal(box, GPU.replace("box.lscpu.txt", "link.txt"))
     assert (
-        f"{box}:24:11: recordings/link.txt leads out of the profile's folder; allowed: a file inside"
+        f"{box}:24:11: recordings/link.txt leads out of the profile's folder; allowed: an existing text file"
         in message
     )
 
