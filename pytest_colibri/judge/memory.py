@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pytest_colibri.claims.plan import read_plan
+from pytest_colibri.claims.plan import PlanStatement, read_plan
 from pytest_colibri.judge.model import Verdict
 from pytest_colibri.judge.plan_rules import broken_rules
 from pytest_colibri.planner.budgets import shares_ram
@@ -24,10 +24,15 @@ def planned_peak_bytes(plan: Plan) -> int:
     return plan.dense_bytes + plan.runtime_bytes + cache + shared
 
 
-def broken_rules_of(plan: Plan) -> Mapping[str, str]:
-    """Map each rule that a plan of this package breaks, read as that of any planner, to how it does."""
+def statement_of(plan: Plan) -> PlanStatement:
+    """Return what a plan of this package states, read as that of any planner, and which experts are hot."""
     statement = read_plan(plan_to_json(plan), plan.environment)
-    return broken_rules(replace(statement, hot_experts=plan.hot_experts), plan.request)
+    return replace(statement, hot_experts=plan.hot_experts)
+
+
+def broken_rules_of(plan: Plan) -> Mapping[str, str]:
+    """Map each rule that a plan of this package breaks to how it does."""
+    return broken_rules(statement_of(plan), plan.request)
 
 
 def judge_plan(plan: Plan) -> Verdict:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from machines import GB10, device, full_usage, glm_mixed, machine, small_model, windowed
 
-from pytest_colibri.judge.memory import broken_rules_of
-from pytest_colibri.judge.plan_rules import RULES
+from pytest_colibri.judge.memory import broken_rules_of, statement_of
+from pytest_colibri.judge.plan_rules import RULES, broken_rules
 from pytest_colibri.planner import budgets, environment, masks, runtime, tiers
 from pytest_colibri.planner.plan import DeviceShare, Plan, PlanRequest
 from pytest_colibri.planner.reference import plan
@@ -19,6 +19,7 @@ GLM = glm_mixed()
 USAGE = {**full_usage(GLM), (3, 7): 9, (5, 1): 4}
 CARD = device("card", 24 * GB)
 MASK = {"CUDA_VISIBLE_DEVICES": "1,0"}
+OVER = device("busy", 25 * GB, total=24 * GB)
 LESS_GB = Figure(23 * GB, "free less 1 GB")
 UNREPORTED = device("unreported", None, pool=None, index=1)
 
@@ -60,6 +61,22 @@ BUSY = plan(
     PlanRequest(GLM, machine(100 * GB), "cuda", (device("busy", 10 * GB, total=24 * GB),), usage=USAGE)
 )
 TWO_SOCKETS = plan(PlanRequest(small_model(), machine(100 * GB, sockets=2), "cpu"))
+BARE = plan(PlanRequest(GLM, machine(100 * GB), "cuda"))
+OFF = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), environment={"COLI_CUDA": "0"}))
+DRAFTS = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), environment={"COLI_CUDA_MTP": "1"}))
+CODELESS = plan(PlanRequest(small_model(family="olmoe"), machine(100 * GB), "cuda", (CARD,)))
+KV_Q8 = plan(PlanRequest(GLM, machine(100 * GB), "cpu", context=65_536, kv_slots=2, kv_type="q8_0"))
+TWO_CARDS = plan(
+    PlanRequest(GLM, machine(100 * GB), "cuda", (CARD, device("other", 24 * GB, index=1)), vram_bytes=9 * GB)
+)
+INTEGRATED = device("integrated", 30 * GB, total=48 * GB, pool="unified", kind="integrated", index=1)
+HYBRID = plan(PlanRequest(GLM, machine(100 * GB), "vulkan", (CARD, INTEGRATED), usage=USAGE))
+APPLE = plan(
+    PlanRequest(
+        GLM, machine(60 * GB), "metal", (replace(INTEGRATED, free=Figure(48 * GB, "Metal")),), usage=USAGE
+    )
+)
+ALL_HOT = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (device("huge", 500 * GB),), usage=USAGE))
 CONTAINER = plan(PlanRequest(small_model(), machine(250 * GB, cgroup=34 * GB), "cpu"))
 
 SOUND = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, Plan)}
@@ -71,6 +88,17 @@ def share_of(base: Plan, **change: object) -> tuple[DeviceShare, ...]:
 
 def exporting(base: Plan, **variables: str) -> Plan:
     return replace(base, environment={**base.environment, **variables})
+
+
+def without(base: Plan, name: str) -> Plan:
+    """The plan with one variable less in its environment."""
+    return replace(base, environment={key: value for key, value in base.environment.items() if key != name})
+
+
+def divided(base: Plan, *budgets: int) -> Plan:
+    """The plan with these budgets for its devices instead."""
+    shares = zip(base.devices, budgets, strict=True)
+    return replace(base, devices=tuple(replace(share, budget_bytes=count) for share, count in shares))
 
 
 BAD: dict[str, list[tuple[str, Plan]]] = {
@@ -153,6 +181,74 @@ BAD: dict[str, list[tuple[str, Plan]]] = {
         ("more slots than experts", replace(ALL_IN_RAM, slots_per_layer=9)),
     ],
     "every_layer_has_a_slot": [("no slot", replace(DISCRETE, slots_per_layer=0))],
+    "runtime_holds_kv_cache": [
+        ("both slots forgotten", replace(KV_Q8, runtime_bytes=3_700_000_000 + 64 * 37_789_696)),
+    ],
+    "runtime_is_not_overstated": [
+        ("width of the cache forgotten", replace(KV_Q8, runtime_bytes=4 * KV_Q8.runtime_bytes)),
+    ],
+    "least_ram_is_planned": [
+        ("raised to 8 GB", replace(CONTAINER, ram_budget_bytes=2 * GB)),
+        ("beyond the machine", replace(CONTAINER, request=replace(CONTAINER.request, host=machine(3 * GB)))),
+    ],
+    "cache_is_used": [
+        ("a slot forgotten", replace(DISCRETE, slots_per_layer=DISCRETE.slots_per_layer - 1)),
+        (
+            "idle beside cold experts",
+            replace(
+                DISCRETE,
+                warm_bytes=DISCRETE.warm_bytes - 60 * GB,
+                cold_bytes=DISCRETE.cold_bytes + 60 * GB,
+            ),
+        ),
+    ],
+    "shared_tier_fits_its_share": [
+        ("above the working set", replace(APPLE, devices=share_of(APPLE, budget_bytes=49 * GB))),
+    ],
+    "free_is_within_total": [("free above total", replace(BUSY, devices=share_of(BUSY, accelerator=OVER)))],
+    "devices_are_found": [
+        ("device dropped", replace(DISCRETE, devices=())),
+        ("chip of a shared pool dropped", replace(UNIFIED, devices=())),
+        ("taken for nothing", replace(DISCRETE, devices=share_of(DISCRETE, usable=Figure(0, "")))),
+    ],
+    "tier_uses_devices": [("half a tier", replace(DISCRETE, vram_budget_bytes=11 * GB))],
+    "pools_are_recognised": [
+        (
+            "shared taken for its own",
+            replace(UNIFIED, devices=share_of(UNIFIED, accelerator=replace(GB10, pool="discrete"))),
+        ),
+    ],
+    "discrete_comes_first": [
+        ("integrated instead", divided(HYBRID, 0, 22 * GB)),
+    ],
+    "one_device_suffices": [
+        ("divided in half", divided(TWO_CARDS, 4 * GB, 5 * GB)),
+    ],
+    "device_order_is_named": [("order left to CUDA", without(TWO_CARDS, "CUDA_DEVICE_ORDER"))],
+    "cold_misses_are_told": [("untold", replace(DISCRETE, warnings=()))],
+    "missing_gpu_is_told": [
+        ("untold", replace(BARE, warnings=())),
+        ("one vendor only", replace(BARE, warnings=("no NVIDIA device was found",))),
+    ],
+    "missing_code_is_told": [("untold", replace(CODELESS, warnings=()))],
+    "exported_ram_is_there": [
+        ("raised to 8 GB", exporting(CONTAINER, RAM_GB="80.000")),
+        ("more than asked for", exporting(EXPLICIT, RAM_GB="60.002")),
+    ],
+    "switched_off_exports_nothing": [("tier exported", exporting(OFF, CUDA_EXPERT_GB="22.000"))],
+    "draft_is_off": [("drafts on", without(DISCRETE, "DRAFT"))],
+    "draft_is_left_to_engine": [("drafts off", exporting(DRAFTS, DRAFT="0"))],
+    "cuda_pipe_fits_devices": [
+        ("several", exporting(DISCRETE, COLI_CUDA_PIPE="2")),
+        ("unset", without(DISCRETE, "COLI_CUDA_PIPE")),
+    ],
+    "reads_overlap": [("unset", without(SLOTS, "PIPE"))],
+    "threads_do_not_spin": [("unset", without(VULKAN, "COLI_NO_OMP_TUNE"))],
+    "pins_only_what_fits": [("experts on the disk", exporting(DISCRETE, PIN_GB="all"))],
+    "hot_bytes_are_real_widths": [
+        ("wide expert at the typical width", replace(ALL_HOT, hot_bytes=ALL_HOT.hot_bytes - 18_874_368)),
+        ("more experts than there are", replace(ALL_HOT, hot_experts=ALL_HOT.hot_experts * 2)),
+    ],
     "hot_experts_exist": [
         ("an expert of another model", replace(DISCRETE, hot_experts=(*DISCRETE.hot_experts[:-1], (999, 0)))),
         ("an expert twice", replace(DISCRETE, hot_experts=(*DISCRETE.hot_experts, (3, 7)))),
@@ -202,13 +298,24 @@ BAD: dict[str, list[tuple[str, Plan]]] = {
 }
 
 
+# What the JSON form derives from the request, so that no plan of ours can state it wrong.
+MISSTATED: dict[str, tuple[Plan, dict[str, object]]] = {
+    "cores_are_physical": (DISCRETE, {"physical_cores": 16}),
+    "sockets_are_counted": (DISCRETE, {"sockets": 2}),
+    "policy_preserves_quality": (DISCRETE, {"policy": "experimental-fast"}),
+    "disk_is_not_invented": (DISCRETE, {"disk_bytes": 500 * GB}),
+    "slot_bytes_are_layer_widths": (DISCRETE, {"bytes_per_slot": 76 * 18_915_328}),
+    "experts_are_counted": (DISCRETE, {"expert_bytes": 76 * 256 * 18_915_328}),
+}
+
+
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_plans_break_no_rule(name):
     assert broken_rules_of(SOUND[name]) == {}
 
 
 def test_every_rule_has_a_plan_that_breaks_it():
-    assert BAD.keys() == RULES.keys()
+    assert BAD.keys() | MISSTATED.keys() == RULES.keys()
 
 
 @pytest.mark.parametrize(
@@ -217,6 +324,12 @@ def test_every_rule_has_a_plan_that_breaks_it():
 )
 def test_rule_catches_a_bad_plan(rule, bad):
     assert rule in broken_rules_of(bad)
+
+
+@pytest.mark.parametrize("rule", MISSTATED)
+def test_rule_catches_a_misstatement(rule):
+    base, change = MISSTATED[rule]
+    assert rule in broken_rules(replace(statement_of(base), **change), base.request)
 
 
 def doubled_pool(original: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:

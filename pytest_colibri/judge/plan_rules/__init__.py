@@ -18,6 +18,10 @@ from pytest_colibri.judge.plan_rules import (
     ram,
     requests,
     residency,
+    runtime,
+    tiers,
+    tuning,
+    warnings,
 )
 from pytest_colibri.judge.plan_rules.refusal import refusal_is_right
 from pytest_colibri.judge.plan_rules.rule import Rule, Unstated
@@ -30,11 +34,13 @@ def _rules_of(module: ModuleType) -> tuple[Rule, ...]:
     return tuple(value for value in vars(module).values() if isinstance(value, Rule))
 
 
-RULES: Mapping[str, Rule] = {
-    rule.name: rule
-    for module in (machine, pool, devices, requests, ram, family, residency, environment)
-    for rule in _rules_of(module)
-}
+MODULES = (
+    *(machine, pool, devices, tiers),
+    *(requests, ram, runtime, family, residency),
+    *(environment, tuning, warnings),
+)
+
+RULES: Mapping[str, Rule] = {rule.name: rule for module in MODULES for rule in _rules_of(module)}
 
 
 def broken_rules(statement: PlanStatement, request: PlanRequest) -> Mapping[str, str]:

@@ -4,97 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_colibri.claims.plan import PlanStatement
+from pytest_colibri.claims.plan import DeviceStatement, PlanStatement
 from pytest_colibri.host.model import Accelerator
 from pytest_colibri.judge.plan_rules.found import (
+    CHOICES,
     engine_numbers,
     known_devices,
-    largest_own_heap,
     mask_of,
     planned_devices,
+    share_of,
     shares_ram,
     taken_bytes,
+    usable_accelerators,
+    working_devices,
 )
 from pytest_colibri.judge.plan_rules.rule import rule, stated
-from pytest_colibri.judge.plan_rules.telling import names_figures
 from pytest_colibri.planner.plan import PlanRequest
-from pytest_colibri.units import GB, format_bytes, smallest
-
-DEVICE_RESERVE_BYTES = 2 * GB
 
 
 def has_device(request: PlanRequest) -> bool:
     """Tell whether a device may take experts."""
     return bool(request.accelerators)
-
-
-def _memory_is_unknown(device: Accelerator, request: PlanRequest) -> bool:
-    """Tell whether nothing says what a device can take; a chip that shares a known RAM is bounded by that."""
-    if device.pool == "unified":
-        return request.host.memory.limit.bytes is None
-    return device.free.bytes is None
-
-
-def has_unknown_memory(request: PlanRequest) -> bool:
-    """Tell whether the memory of a device is unknown."""
-    return any(_memory_is_unknown(device, request) for device in request.accelerators)
-
-
-@rule("unknown memory drives no tier", applies=has_unknown_memory)
-def unknown_drives_no_tier(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
-    """A device of unknown memory takes nothing; nor does one in a pool of unknown size."""
-    for device, found in planned_devices(statement, request):
-        if found is None or not _memory_is_unknown(found, request):
-            continue
-        taken = taken_bytes(device) if device.usable_bytes is None else device.usable_bytes
-        if taken:
-            yield f"{device.name} has {format_bytes(taken)} usable, and its free memory is {found.free}"
-
-
-@rule("devices keep a reserve", applies=has_device)
-def devices_keep_their_reserve(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
-    """Usable is at most free - reserve, of one heap; a device with memory of its own keeps at least 2 GB."""
-    for device, found in planned_devices(statement, request):
-        if found is None or not device.usable_bytes:
-            continue
-        least = 0 if shares_ram(found) else DEVICE_RESERVE_BYTES
-        reserve = max(least, device.reserve_bytes or 0)
-        free = smallest(found.free, found.total, largest_own_heap(found))
-        room = None if free.bytes is None else max(0, free.bytes - reserve)
-        if room is not None and device.usable_bytes > room:
-            yield f"{device.name} has {device.usable_bytes} B usable, more than {free} less reserve, {room} B"
-
-
-def has_window(request: PlanRequest) -> bool:
-    """Tell whether the CPU can write only a part of the memory of a card."""
-    return any(_window(device) is not None for device in request.accelerators)
-
-
-def _window(device: Accelerator) -> tuple[int, int] | None:
-    """Return (directly writable bytes, bytes of the heap) where the CPU can write only a part of it."""
-    local = largest_own_heap(device).bytes
-    if local is None or not device.memory_types:
-        return None
-    windows = {kind.heap for kind in device.memory_types if kind.device_local and kind.host_visible}
-    direct = max((heap.size_bytes for heap in device.heaps if heap.index in windows), default=0)
-    return (direct, local) if direct < local else None
-
-
-@rule("staging is told", applies=has_window)
-def staging_is_told(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
-    """Where a tier takes more of a card than the CPU can write, a warning names both figures."""
-    for device, found in planned_devices(statement, request):
-        window = None if found is None else _window(found)
-        if window is None or not device.usable_bytes:
-            continue
-        direct, local = window
-        if (taken_bytes(device) or device.usable_bytes) > direct and not names_figures(
-            statement.warnings, direct, local
-        ):
-            yield (
-                f"{device.name}: {format_bytes(direct)} of {format_bytes(local)} are host-visible, and no "
-                "warning names both"
-            )
 
 
 @rule("planned devices were asked for", applies=has_device)
@@ -125,60 +55,94 @@ def devices_are_visible(statement: PlanStatement, request: PlanRequest) -> Itera
             yield f"{device.name} is number {number} of the plan, and {under} that is {meant.identity.name}"
 
 
-@rule("tiers fit their devices")
-def budgets_fit_devices(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:  # noqa: ARG001
-    """What devices take is at most their usable memory; their budgets together are the VRAM budget."""
-    total = stated(statement.vram_budget_bytes, "a VRAM budget")
-    usable = 0
-    for device in statement.devices:
-        usable += device.usable_bytes or 0
-        taken = taken_bytes(device)
-        if taken is not None and device.usable_bytes is not None and taken > device.usable_bytes:
-            yield f"{device.name} takes {taken} B, and has {device.usable_bytes} B usable"
-    if total + (statement.resident_bytes or 0) > usable:
-        yield f"the devices take {total + (statement.resident_bytes or 0)} B, and have {usable} B usable"
-    budgets = [device.budget_bytes for device in statement.devices if device.budget_bytes is not None]
-    if len(budgets) == len(statement.devices) and sum(budgets) != total:
-        yield f"VRAM budget of {total} B, and the devices give {sum(budgets)} B"
+def has_usable_device(request: PlanRequest) -> bool:
+    """Tell whether a device must get work."""
+    return bool(usable_accelerators(request))
 
 
-CUDA_RESIDENTS = {"CUDA_DENSE": "dense weights", "COLI_CUDA_ATTN": "attention"}
-RESIDENTS = {
-    "vulkan": {"COLI_VK_DENSE": "dense weights", "COLI_VK_ATTN": "attention"},
-    "cuda": CUDA_RESIDENTS,
-    "rocm": CUDA_RESIDENTS,
-}
+def _all_is_reserved(device: DeviceStatement, found: Accelerator) -> bool:
+    """Tell whether the scratch of a wide prompt leaves nothing of a device."""
+    free = share_of(found).bytes
+    return free is not None and (device.reserve_bytes or 0) >= free
 
 
-def _residents(request: PlanRequest) -> frozenset[str]:
-    """Return what the user puts on the devices beside experts."""
-    return frozenset(
-        part
-        for name, part in RESIDENTS.get(request.backend, {}).items()
-        if request.environment.get(name, "").strip() not in ("", "0")
-    )
+@rule("usable devices are found", applies=has_usable_device)
+def devices_are_found(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """Every device with memory to use is in the plan, with usable memory."""
+    planned = {found: device for device, found in planned_devices(statement, request) if found}
+    for device in usable_accelerators(request):
+        name, free = device.identity.name, device.free
+        if device not in planned:
+            yield f"{name} is not in the plan, and its free memory is {free}"
+        elif planned[device].usable_bytes == 0 and not _all_is_reserved(planned[device], device):
+            yield f"{name} has nothing usable in the plan, and its free memory is {free}"
 
 
-def has_residents(request: PlanRequest) -> bool:
-    """Tell whether the user puts more than experts on the devices."""
-    return bool(_residents(request)) and has_device(request)
+@rule("pools are recognised", applies=has_device)
+def pools_are_recognised(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """A device that shares the RAM is said to, and no other."""
+    for device, found in planned_devices(statement, request):
+        if found is None or found.pool is None or device.usable_bytes == 0:
+            continue
+        unified = stated(device.unified, f"whether {device.name} shares the RAM")
+        if unified != (found.pool == "unified"):
+            said = "unified" if unified else "discrete"
+            yield f"the memory of {device.name} is said to be {said}, and is {found.pool}"
 
 
-@rule("dense weights and attention are charged", applies=has_residents)
-def residents_are_charged(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
-    """Dense weights and attention that the user puts on the devices are charged there."""
-    if not statement.devices:
+def has_both_kinds(request: PlanRequest) -> bool:
+    """Tell whether some usable devices have memory of their own and others share the RAM."""
+    own = any(not shares_ram(device) for device in usable_accelerators(request))
+    return own and any(map(shares_ram, request.accelerators))
+
+
+@rule("discrete comes before integrated", applies=has_both_kinds)
+def discrete_comes_first(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """No device takes bytes from the RAM while one with memory of its own is idle, whatever their sizes."""
+    planned = planned_devices(statement, request)
+    working = {found for device, found in planned if found and device in working_devices(statement)}
+    idle = [device for device in usable_accelerators(request) if device not in working]
+    for device in filter(shares_ram, working):
+        for better in idle:
+            yield f"{device.identity.name} gets work, and {better.identity.name} with its own memory none"
+
+
+def has_several_devices(request: PlanRequest) -> bool:
+    """Tell whether work can be divided."""
+    return len(request.accelerators) > 1
+
+
+@rule("one device where one suffices", applies=has_several_devices)
+def one_device_suffices(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """What fits one device with its own memory is not divided: the way between devices costs more."""
+    working = [
+        device
+        for device, found in planned_devices(statement, request)
+        if found and not shares_ram(found) and device in working_devices(statement)
+    ]
+    largest = max((device.usable_bytes or 0 for device in working), default=0)
+    shares = [taken_bytes(device) for device in working]
+    total = stated(statement.vram_budget_bytes, "a VRAM budget") + (statement.resident_bytes or 0)
+    taken = total if None in shares else sum(share or 0 for share in shares)
+    if len(working) > 1 and taken <= largest:
+        yield f"{taken} B are divided over {len(working)} devices, and one of them has {largest} B usable"
+
+
+def names_cuda_devices_by_number(request: PlanRequest) -> bool:
+    """Tell whether a number can mean different devices: there are several, and no UUIDs stand in a mask."""
+    several = len([device for device in known_devices(request) if device.identity.api == "cuda"]) > 1
+    mask = mask_of(request) or ""
+    return request.backend == "cuda" and several and not mask.lower().startswith("gpu-")
+
+
+@rule("numbers of CUDA devices mean one order", applies=names_cuda_devices_by_number)
+def device_order_is_named(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """CUDA counts the fastest device first, and the vendor's tool by PCI address: the order must be named."""
+    if not working_devices(statement):
         return
-    charged = stated(statement.resident_bytes, "what lies on the devices beside experts")
-    sizes = {
-        "dense weights": request.geometry.dense_bytes,
-        "attention": sum(
-            count or 0
-            for name, count in statement.steps.items()
-            if name.endswith(("KV cache", "attention workspace"))
-        ),
-    }
-    parts = _residents(request)
-    needed = sum(sizes[part] for part in parts)
-    if charged < needed:
-        yield f"{' and '.join(sorted(parts))} take {needed} B of the devices, and {charged} B are charged"
+    environment = {**request.environment, **statement.environment}
+    order = environment.get("CUDA_DEVICE_ORDER")
+    named = [f"{name}={environment[name]}" for name in CHOICES if environment.get(name)]
+    by_uuid = environment.get("CUDA_VISIBLE_DEVICES", "").lower().startswith("gpu-")
+    if named and not by_uuid and order != "PCI_BUS_ID":
+        yield f"{named[0]} is exported with CUDA_DEVICE_ORDER={order}, and means another device to CUDA"

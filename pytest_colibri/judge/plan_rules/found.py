@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pytest_colibri.claims.plan import DeviceStatement, PlanStatement
+from pytest_colibri.container.families import BY_MODEL_TYPE
 from pytest_colibri.host.model import Accelerator
 from pytest_colibri.judge.plan_rules.rule import stated
+from pytest_colibri.planner.families import WITHOUT_CODE
 from pytest_colibri.planner.plan import PlanRequest
-from pytest_colibri.units import Figure
+from pytest_colibri.units import GB, Figure, smallest
 
+DEVICE_RESERVE_BYTES = 2 * GB
 MASKS = {"cuda": ("CUDA_VISIBLE_DEVICES",), "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")}
+CHOICES = ("COLI_GPUS", "COLI_GPU")
+SWITCHES = {"cuda": "COLI_CUDA", "rocm": "COLI_CUDA", "vulkan": "COLI_VULKAN", "metal": "COLI_METAL"}
 
 
 def shares_ram(device: Accelerator) -> bool:
@@ -18,10 +23,27 @@ def shares_ram(device: Accelerator) -> bool:
     return device.pool != "discrete"
 
 
+def is_switched_off(request: PlanRequest) -> bool:
+    """Tell whether the user turned the backend off."""
+    return request.environment.get(SWITCHES.get(request.backend, "")) == "0"
+
+
+def asks_for_gpu(request: PlanRequest) -> bool:
+    """Tell whether a GPU is to work."""
+    return request.backend != "cpu" and not is_switched_off(request)
+
+
+def lacks_code(request: PlanRequest) -> bool:
+    """Tell whether the public engine of the model's family has no code for the backend."""
+    family = BY_MODEL_TYPE.get(request.geometry.family)
+    return family is not None and request.backend in WITHOUT_CODE.get(family.name, ())
+
+
 def known_devices(request: PlanRequest) -> tuple[Accelerator, ...]:
     """Return the devices of the request, then the others that its backend shows on the machine."""
+    asked = [device.identity for device in request.accelerators]
     others = (device for device in request.host.accelerators if device.identity.api == request.backend)
-    return (*request.accelerators, *(device for device in others if device not in request.accelerators))
+    return (*request.accelerators, *(device for device in others if device.identity not in asked))
 
 
 def mask_of(request: PlanRequest) -> str | None:
@@ -54,6 +76,51 @@ def _names(entry: str, device: Accelerator) -> bool:
     return start != "" and (device.identity.uuid or "").startswith(start)
 
 
+def usable_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
+    """Return the devices that must get work: visible, chosen, with memory beside a reserve.
+
+    Those that share the RAM are left out where another has memory of its own.
+    """
+    if not asks_for_gpu(request) or lacks_code(request):
+        return ()
+    choice = next((request.environment[name] for name in CHOICES if request.environment.get(name)), None)
+    chosen = None if choice is None else {entry.strip() for entry in choice.split(",")}
+    visible = [
+        device
+        for number, device in engine_numbers(request).items()
+        if device in request.accelerators and (chosen is None or str(number) in chosen)
+    ]
+    own = [device for device in visible if not shares_ram(device) and room_bytes(device)]
+    if own:
+        return tuple(own)
+    return tuple(device for device in visible if device.pool == "unified" and shared_room(device, request))
+
+
+def free_memory(device: Accelerator) -> Figure:
+    """Return what is free on a device, bounded by its largest heap; more than its total is no figure."""
+    if device.free.bytes is None or smallest(device.free, device.total) != device.free:
+        return Figure(None, device.free.source)
+    return smallest(device.free, largest_own_heap(device))
+
+
+def share_of(device: Accelerator) -> Figure:
+    """Return the most that a device may hold: what is free, or its total where that is not told."""
+    return smallest(free_memory(device), device.total)
+
+
+def room_bytes(device: Accelerator) -> int:
+    """Return what a tier may take of a device: nothing where its free memory is unknown."""
+    return max(0, (free_memory(device).bytes or 0) - DEVICE_RESERVE_BYTES)
+
+
+def shared_room(device: Accelerator, request: PlanRequest) -> int:
+    """Return what a tier may take of the RAM for a device, which need not report what is free."""
+    pool = request.host.memory.limit
+    if pool.bytes is None:
+        return 0
+    return max(0, (smallest(share_of(device), pool).bytes or 0) - DEVICE_RESERVE_BYTES)
+
+
 def planned_devices(
     statement: PlanStatement, request: PlanRequest
 ) -> tuple[tuple[DeviceStatement, Accelerator | None], ...]:
@@ -77,6 +144,16 @@ def taken_bytes(device: DeviceStatement) -> int | None:
     if device.budget_bytes is None:
         return 0 if device.usable_bytes == 0 else None
     return device.budget_bytes + (device.resident_bytes or 0)
+
+
+def working_devices(statement: PlanStatement) -> tuple[DeviceStatement, ...]:
+    """Return the devices that the plan gives work to.
+
+    Those that take something, as far as it says; where none does, the first with usable memory.
+    """
+    usable = tuple(device for device in statement.devices if device.usable_bytes)
+    working = tuple(device for device in usable if taken_bytes(device) != 0)
+    return working or usable[:1]
 
 
 def shared_bytes(statement: PlanStatement, request: PlanRequest) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_colibri.claims.plan import PlanStatement
-from pytest_colibri.judge.plan_rules.found import shared_bytes, shared_reserve_bytes, shares_ram
+from pytest_colibri.judge.plan_rules.found import share_of, shared_bytes, shared_reserve_bytes, shares_ram
 from pytest_colibri.judge.plan_rules.rule import rule, stated
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.units import format_bytes
 
 POOL_PERCENT = 88
-# Between two readings, the available memory of a machine that runs changes.
+# The available memory of a machine that runs changes between two readings.
 LIVE_PERCENT = 5
 
 
@@ -70,3 +70,18 @@ def pool_is_counted_once(statement: PlanStatement, request: PlanRequest) -> Iter
             f"RAM {format_bytes(ram)} + devices in the same memory {format_bytes(shared)} = "
             f"{ram + shared} B of one pool, of which {request.host.memory.limit} is available"
         )
+
+
+def has_bounded_share(request: PlanRequest) -> bool:
+    """Tell whether every device that shares the RAM may take only a part of it, as on Apple."""
+    shared = [device for device in request.accelerators if shares_ram(device)]
+    return bool(shared) and all(device.total.bytes is not None for device in shared)
+
+
+@rule("shared tiers fit the devices' share", applies=has_bounded_share)
+def shared_tier_fits_its_share(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """What devices take from the RAM is within what the system lets them take (Apple: the working set)."""
+    shares = [share_of(device).bytes or 0 for device in request.accelerators if shares_ram(device)]
+    taken = shared_bytes(statement, request)
+    if taken > sum(shares):
+        yield f"devices take {taken} B of the RAM, and their share of it is {sum(shares)} B"

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 
 from pytest_colibri.claims.plan import PlanStatement
 from pytest_colibri.judge.plan_rules.rule import rule, stated
-from pytest_colibri.planner.explain import IN_FLIGHT, RUNTIME_PART
+from pytest_colibri.judge.plan_rules.runtime import least_runtime_bytes
 from pytest_colibri.planner.plan import PlanRequest
-
-FIXED_RUNTIME_BYTES = 3_700_000_000
-EXPERTS_IN_FLIGHT = 64
 
 
 def has_sparse_layers(request: PlanRequest) -> bool:
@@ -39,31 +36,6 @@ def dense_weights_are_counted(statement: PlanStatement, request: PlanRequest) ->
         yield f"dense weights counted as {counted} B, and the container has {dense} B"
 
 
-@rule("runtime holds experts in flight")
-def runtime_holds_experts_in_flight(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
-    """The runtime has its fixed part, and buffers for 64 experts of the widest layer."""
-    runtime = stated(statement.runtime_bytes, "the runtime")
-    buffers = EXPERTS_IN_FLIGHT * request.geometry.widest
-    if runtime < FIXED_RUNTIME_BYTES + buffers:
-        yield (
-            f"runtime of {runtime} B is less than {FIXED_RUNTIME_BYTES + buffers} B, its fixed "
-            f"part and {EXPERTS_IN_FLIGHT} of the widest expert"
-        )
-    part = statement.steps.get(IN_FLIGHT)
-    if part is not None and part < buffers:
-        yield f"{part} B for {EXPERTS_IN_FLIGHT} experts in flight, which take {buffers} B"
-
-
-@rule("parts of the runtime add up")
-def runtime_parts_add_up(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:  # noqa: ARG001
-    """The runtime is the sum of the parts that the plan lists."""
-    runtime = stated(statement.runtime_bytes, "the runtime")
-    parts = [count or 0 for name, count in statement.steps.items() if name.startswith(RUNTIME_PART)]
-    total = stated(sum(parts) if parts else None, "the parts of its runtime")
-    if total != runtime:
-        yield f"runtime of {runtime} B, and its parts are {total} B"
-
-
 @rule("slots fit the cache")
 def slots_fit_cache(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """The slots of all sparse layers, each as wide as its layer, fit the cache."""
@@ -75,6 +47,47 @@ def slots_fit_cache(statement: PlanStatement, request: PlanRequest) -> Iterator[
     most = max((len(layer.expert_bytes) for layer in request.geometry.layers), default=0)
     if slots > most:
         yield f"{slots} slots per layer, and the largest layer has {most} experts"
+
+
+@rule("the cache is used", applies=has_sparse_layers)
+def cache_is_used(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """The cache gives all the slots that it has room for, and no expert stays on the disk beside idle RAM."""
+    slots = stated(statement.slots_per_layer, "slots per layer")
+    cache = stated(statement.cache_bytes, "the expert cache")
+    geometry = request.geometry
+    most = max(len(layer.expert_bytes) for layer in geometry.layers)
+    possible = min(most, cache // geometry.bytes_per_slot, request.slots_per_layer or most)
+    if slots < possible:
+        yield f"{slots} slots per layer, and a cache of {cache} B has room for {possible}"
+    warm = stated(statement.warm_bytes, "the bytes of warm experts")
+    cold = stated(statement.cold_bytes, "the bytes of cold experts")
+    idle = cache - warm
+    if cold > 0 and idle >= geometry.bytes_per_slot:
+        yield f"{cold} B of experts on the disk, and {idle} B of the cache are idle"
+
+
+@rule("slots are as wide as their layers", applies=has_sparse_layers)
+def slot_bytes_are_layer_widths(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """One more slot in every sparse layer costs the sum of the widths of the layers."""
+    per_slot = stated(statement.bytes_per_slot, "the bytes of one slot in every layer")
+    widths = request.geometry.bytes_per_slot
+    if per_slot != widths:
+        yield f"one slot in every layer counted as {per_slot} B, and the layers' widths are {widths} B"
+
+
+@rule("what cannot fit is refused")
+def least_ram_is_planned(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """A plan is made only where dense weights, runtime and one slot per sparse layer fit."""
+    geometry = request.geometry
+    needed = geometry.dense_bytes + least_runtime_bytes(request) + geometry.bytes_per_slot
+    budget = stated(statement.ram_budget_bytes, "a RAM budget")
+    limit = request.host.memory.limit.bytes
+    room = budget if limit is None else min(budget, limit)
+    if room < needed:
+        yield (
+            f"dense weights, runtime and one slot per sparse layer need {needed} B, and {room} B are there "
+            f"for them (RAM budget {budget} B, available {request.host.memory.limit})"
+        )
 
 
 @rule("every sparse layer has a slot", applies=has_sparse_layers)

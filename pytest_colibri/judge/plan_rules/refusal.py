@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_colibri.errors import ColibriError
 from pytest_colibri.judge.plan_rules.pool import POOL_PERCENT
+from pytest_colibri.judge.plan_rules.tiers import has_residents
 from pytest_colibri.planner import budgets, runtime
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.units import format_bytes
@@ -24,10 +25,11 @@ def least_ram_bytes(request: PlanRequest) -> int | None:
 def refusal_is_right(request: PlanRequest) -> str | None:
     """Return why a plan should have been made, None where refusing is right or nothing tells.
 
-    A plan may use the RAM budget that is asked for, where that is available; else all but the reserve.
+    A plan may use the RAM budget that is asked for, where that is available; else all but the reserve. What
+    the user puts on the devices beside experts may not fit there, which is not judged here.
     """
     limit, needed = request.host.memory.limit.bytes, least_ram_bytes(request)
-    if limit is None or needed is None:
+    if limit is None or needed is None or has_residents(request):
         return None
     automatic = limit * POOL_PERCENT // 100
     asked = request.ram_bytes

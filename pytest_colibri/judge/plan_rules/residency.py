@@ -44,6 +44,28 @@ def hot_experts_are_ranked(statement: PlanStatement, request: PlanRequest) -> It
             return
 
 
+@rule("hot experts have their own widths", applies=has_sparse_layers)
+def hot_bytes_are_real_widths(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """So many experts take no less than the narrowest, and no more than the widest of the model do."""
+    count = stated(statement.hot_count, "the number of hot experts")
+    hot = stated(statement.hot_bytes, "the bytes of hot experts")
+    sizes = sorted(size for layer in request.geometry.layers for size in layer.expert_bytes.values())
+    if count > len(sizes):
+        yield f"{count} hot experts, and the model has {len(sizes)}"
+        return
+    least, most = sum(sizes[:count]), sum(sizes[len(sizes) - count :])
+    if not least <= hot <= most:
+        yield f"{count} hot experts of {hot} B, and so many take from {least} to {most} B"
+
+
+@rule("all experts are counted")
+def experts_are_counted(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """The expert bytes are those of the container."""
+    counted, experts = stated(statement.expert_bytes, "the bytes of experts"), request.geometry.expert_bytes
+    if counted != experts:
+        yield f"experts counted as {counted} B, and the container has {experts} B"
+
+
 @rule("hot experts fit their tier")
 def hot_experts_fit(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:  # noqa: ARG001
     """The hot experts fit the VRAM budget."""
