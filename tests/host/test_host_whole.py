@@ -224,8 +224,10 @@ def test_an_interrupted_wait_leaves_no_process_behind():
     )
     with parent:
         process = psutil.Process(parent.pid)
-        while not (tools := process.children()):
+        # The threads that read its output start once the tool runs.
+        while process.num_threads() == 1:
             time.sleep(0.02)
+        tools = process.children()
         parent.send_signal(signal.SIGINT)
         assert parent.wait(timeout=10) != 0
     gone, alive = psutil.wait_procs(tools, timeout=5)
