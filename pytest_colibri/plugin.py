@@ -262,6 +262,7 @@ class ColibriSession:
         """The profile of this session; 'auto' looks at the host for the one that fits best."""
         if self.profile_or_auto is not None:
             return self.profile_or_auto
+        assert not self.everything, "a session of every profile has no machine of its own"
         from pytest_colibri.host.matching import best_profile
         from pytest_colibri.profiles.loader import all_profiles
 
@@ -291,6 +292,12 @@ class ColibriSession:
             self._machines[name] = profile, emulate_host(profile)
         return self._machines[name]
 
+    @cached_property
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines that this session may speak of."""
+        names = _profile_names() if self.everything else (None,)
+        return tuple(map(self.machine, names))
+
     def why_not_applicable(self, issue: str, profile: Profile, host: Host) -> str | None:
         """Say why a report cannot be confirmed on a machine; None where it can, and without a report."""
         kinds = [known.machine for known in self.issues if known.id == issue]
@@ -303,7 +310,8 @@ class ColibriSession:
 
         if setting(self.config, "identities"):
             return lambda value: value
-        return redactor(device.identity.uuid for device in self.host.accelerators)
+        hosts = (host for _, host in self.machines)
+        return redactor(device.identity.uuid for host in hosts for device in host.accelerators)
 
     @cached_property
     def reach(self) -> Reach:
@@ -537,7 +545,7 @@ class ColibriSession:
         try:
             write_bundle(
                 self.evidence,
-                list(self._machines.values()) if self.everything else [self.machine(None)],
+                self.machines,
                 (self.reach,) if self.judges_engine else (),
                 self.verdicts,
                 self.trials_seen,
