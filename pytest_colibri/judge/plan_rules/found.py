@@ -77,9 +77,10 @@ def _names(entry: str, device: Accelerator) -> bool:
 
 
 def usable_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
-    """Return the devices that must get work: visible, chosen, with memory beside a reserve.
+    """Return the GPUs that must get work: visible, chosen, with memory beside a reserve.
 
-    Those that share the RAM are left out where another has memory of its own.
+    Those that share the RAM are left out where another has memory of its own. So is an AMD chip of unknown
+    memory, since what its tools give is no budget.
     """
     if not asks_for_gpu(request) or lacks_code(request):
         return ()
@@ -88,12 +89,20 @@ def usable_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
     visible = [
         device
         for number, device in engine_numbers(request).items()
-        if device in request.accelerators and (chosen is None or str(number) in chosen)
+        if device in request.accelerators
+        and not device.is_software
+        and (chosen is None or str(number) in chosen)
     ]
     own = [device for device in visible if not shares_ram(device) and room_bytes(device)]
     if own:
         return tuple(own)
-    return tuple(device for device in visible if device.pool == "unified" and shared_room(device, request))
+    return tuple(
+        device
+        for device in visible
+        if device.pool == "unified"
+        and shared_room(device, request)
+        and (device.vendor != "amd" or device.free.bytes is not None)
+    )
 
 
 def free_memory(device: Accelerator) -> Figure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_colibri.claims.plan import PlanStatement
+from pytest_colibri.claims.plan import DeviceStatement, PlanStatement
 from pytest_colibri.host.model import Accelerator
 from pytest_colibri.judge.plan_rules.devices import has_device
 from pytest_colibri.judge.plan_rules.found import (
@@ -50,14 +50,22 @@ def unknown_drives_no_tier(statement: PlanStatement, request: PlanRequest) -> It
 def devices_keep_their_reserve(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """Usable is at most free - reserve, of one heap; a device with memory of its own keeps at least 2 GB."""
     for device, found in planned_devices(statement, request):
-        if found is None or not device.usable_bytes:
+        free = None if found is None else _free_bytes(device, found)
+        if found is None or free is None or not device.usable_bytes:
             continue
         least = 0 if shares_ram(found) else DEVICE_RESERVE_BYTES
-        reserve = max(least, device.reserve_bytes or 0)
-        free = share_of(found)
-        room = None if free.bytes is None else max(0, free.bytes - reserve)
-        if room is not None and device.usable_bytes > room:
-            yield f"{device.name} has {device.usable_bytes} B usable, more than {free} less reserve, {room} B"
+        room = max(0, free - max(least, device.reserve_bytes or 0))
+        if device.usable_bytes > room:
+            yield f"{device.name} has {device.usable_bytes} B usable, more than free less reserve, {room} B"
+
+
+def _free_bytes(device: DeviceStatement, found: Accelerator) -> int | None:
+    """Return what is free on a device: as the plan says, where that differs little from what we found."""
+    bound = share_of(found).bytes
+    if bound is None or device.free_bytes is None:
+        return bound
+    differs = device.free_bytes > bound * (100 + TOLERATED_PERCENT) // 100
+    return bound if differs else device.free_bytes
 
 
 @rule("free memory is within the total")
