@@ -106,6 +106,7 @@ BAD: dict[str, list[tuple[str, Plan]]] = {
         ("nothing found", replace(DISCRETE, limit=Figure(0, "no meminfo"))),
         ("half of it found", replace(UNIFIED, limit=Figure(57 * GB, "MemFree"))),
     ],
+    "devices_are_named": [("device left out", replace(DISCRETE, devices=(), warnings=()))],
     "used_memory_is_told": [("use untold", replace(BUSY, warnings=()))],
     "sockets_share_the_load": [("second socket forgotten", replace(TWO_SOCKETS, environment={}))],
     "runtime_holds_caches": [

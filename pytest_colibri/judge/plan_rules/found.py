@@ -76,23 +76,28 @@ def _names(entry: str, device: Accelerator) -> bool:
     return start != "" and (device.identity.uuid or "").startswith(start)
 
 
-def usable_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
-    """Return the GPUs that must get work: visible, chosen, with memory beside a reserve.
-
-    Those that share the RAM are left out where another has memory of its own. So is an AMD chip of unknown
-    memory, since what its tools give is no budget.
-    """
+def visible_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
+    """Return the GPUs of the request that the engine can see and the user chose; none where none may work."""
     if not asks_for_gpu(request) or lacks_code(request):
         return ()
     choice = next((request.environment[name] for name in CHOICES if request.environment.get(name)), None)
     chosen = None if choice is None else {entry.strip() for entry in choice.split(",")}
-    visible = [
+    return tuple(
         device
         for number, device in engine_numbers(request).items()
         if device in request.accelerators
         and not device.is_software
         and (chosen is None or str(number) in chosen)
-    ]
+    )
+
+
+def usable_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
+    """Return the GPUs that must get work: visible, with memory beside a reserve.
+
+    Those that share the RAM are left out where another has memory of its own. So is an AMD chip of unknown
+    memory, since what its tools give is no budget.
+    """
+    visible = visible_accelerators(request)
     own = [device for device in visible if not shares_ram(device) and room_bytes(device)]
     if own:
         return tuple(own)

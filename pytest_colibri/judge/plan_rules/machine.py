@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pytest_colibri.claims.plan import PlanStatement
 from pytest_colibri.host.model import Accelerator
-from pytest_colibri.judge.plan_rules.found import planned_devices, shares_ram
+from pytest_colibri.judge.plan_rules.found import planned_devices, shares_ram, visible_accelerators
 from pytest_colibri.judge.plan_rules.pool import POOL_PERCENT, has_known_limit
 from pytest_colibri.judge.plan_rules.rule import rule, stated
 from pytest_colibri.judge.plan_rules.telling import names_figures
@@ -23,6 +23,21 @@ def available_memory_is_found(statement: PlanStatement, request: PlanRequest) ->
     least = (request.host.memory.limit.bytes or 0) * POOL_PERCENT // 100
     if limit < least:
         yield f"limit of {format_bytes(limit)}, and the machine leaves {request.host.memory.limit}"
+
+
+def has_visible_device(request: PlanRequest) -> bool:
+    """Tell whether the engine can see a GPU."""
+    return bool(visible_accelerators(request))
+
+
+@rule("visible devices are named", applies=has_visible_device)
+def devices_are_named(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """Every GPU that the engine can see is in the plan or in a warning, even if it gets no work."""
+    planned = {found for _, found in planned_devices(statement, request)}
+    for device in visible_accelerators(request):
+        name = device.identity.name
+        if device not in planned and not any(name in line for line in statement.warnings):
+            yield f"{name} is neither in the plan nor in a warning"
 
 
 def _used_and_total(devices: Iterable[Accelerator]) -> tuple[tuple[int, int], ...]:
