@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pytest_colibri.errors import ColibriError
+from pytest_colibri.host.tools import printable
 
 Kind = TypeVar("Kind")
 
 MAX_COUNT = 2**63
 MAX_ITEMS = 10_000
+LONGEST_LINE = 2000
 
 
 class BadPlan(ColibriError):
@@ -148,10 +150,10 @@ class _Section:
         return key in self._values
 
     def section(self, key: str) -> _Section:
-        return _Section(self._values.get(key), f"{self._place}.{key}")
+        return _Section(self._values.get(key), f"{self._place}.{printable(key)}")
 
     def items(self) -> list[tuple[str, _Section]]:
-        return [(str(key), self.section(key)) for key in self._values]
+        return [(printable(key), self.section(key)) for key in self._values]
 
     def sections(self, key: str) -> list[_Section]:
         place = f"{self._place}.{key}"
@@ -161,16 +163,16 @@ class _Section:
         lines = self._list(key)
         if not all(isinstance(line, str) for line in lines):
             raise BadPlan(f"{self._place}.{key}: {_shown(lines)} is no list of texts")
-        return tuple(map(str, lines))
+        return tuple(printable(str(line), LONGEST_LINE) for line in lines)
 
     def count(self, key: str) -> int | None:
         return self._value(key, _is_count, "a whole number, or null", int)
 
     def number(self, key: str) -> float | None:
-        return self._value(key, lambda value: type(value) in (int, float), "a number, or null", float)
+        return self._value(key, _is_number, "a number, or null", float)
 
     def text(self, key: str) -> str | None:
-        return self._value(key, lambda value: isinstance(value, str), "a text, or null", str)
+        return self._value(key, lambda value: isinstance(value, str), "a text, or null", printable)
 
     def switch(self, key: str) -> bool | None:
         return self._value(key, lambda value: isinstance(value, bool), "true, false or null", bool)
@@ -192,6 +194,11 @@ class _Section:
         if not fits(value):
             raise BadPlan(f"{self._place}.{key}: {_shown(value)} is not allowed; {allowed}")
         return kind(value)
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether a value is a number that a float can hold; JSON allows 1e999, which is read as infinite."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MAX_COUNT
 
 
 def _is_count(value: object) -> bool:

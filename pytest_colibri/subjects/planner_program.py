@@ -149,9 +149,10 @@ def _answer(document: Mapping[str, object], stderr: str) -> PlannerAnswer:
     reason = document[given[0]]
     if not isinstance(reason, str) or not reason.strip():
         raise _NoAnswer(f"gives no sentence as {given[0]!r}")
+    sentence = printable(reason, STDERR_TAIL)
     if given == ["refused"]:
-        return PlannerAnswer(refused=reason, stderr=stderr)
-    return PlannerAnswer(unsupported=reason, stderr=stderr)
+        return PlannerAnswer(refused=sentence, stderr=stderr)
+    return PlannerAnswer(unsupported=sentence, stderr=stderr)
 
 
 def _plan(plan: object) -> Mapping[str, object]:

@@ -193,6 +193,35 @@ def test_a_planner_that_hangs_is_ended_with_its_children(
     assert_ends(int(pid_file.read_text()))
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_endless_output_is_bounded_and_ended(stream: str, request_here: PlannerRequest) -> None:
+    code = f"import sys\nwhile True: sys.{stream}.write('x' * 65536)"
+    answer = program(code, timeout_s=2).ask(request_here)
+    assert answer.failed == "the planner gave no answer within 2 seconds"
+    assert len(answer.stderr) <= STDERR_TAIL
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process groups")
+def test_a_child_that_left_the_group_does_not_hold_up_the_answer(request_here: PlannerRequest) -> None:
+    code = (
+        "import json, subprocess, sys\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "child = subprocess.Popen(sleep, start_new_session=True)\n"
+        "print(json.dumps({'refused': str(child.pid)}))"
+    )
+    refused = program(code, timeout_s=50).ask(request_here).refused
+    assert refused is not None
+    child = psutil.Process(int(refused))
+    child.kill()
+    assert_ends(child.pid)
+
+
+def test_sentences_of_a_planner_cannot_write_to_the_terminal(request_here: PlannerRequest) -> None:
+    for outcome in ("refused", "unsupported"):
+        answer = says(f'{{"{outcome}": "\\u001b[2Jno memory \\ud800"}}').ask(request_here)
+        assert getattr(answer, outcome) == "?[2Jno memory ?"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="process groups")
 def test_a_planner_leaves_no_child_behind(request_here: PlannerRequest) -> None:
     code = (
