@@ -8,9 +8,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest_colibri
 from pytest_colibri.errors import ColibriError, HostMismatch, UsageError
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from pytest_colibri.planner.doctor.report import Diagnosis
     from pytest_colibri.planner.plan import Plan, PlanRequest
     from pytest_colibri.profiles.model import Profile
+    from pytest_colibri.subjects.planner import PlannerRequest
 
 FAILED, USAGE, NOTHING_SHOWN, HOST_MISMATCH = 1, 4, 6, 7
+MAX_COUNT = 2**31
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_planning_options(parser: argparse.ArgumentParser) -> None:
+    from pytest_colibri.planner.plan import KvType, Policy
+
     parser.add_argument("--profile", default="auto", metavar="NAME", help="hardware profile (default: auto)")
     parser.add_argument(
         "--emulate", action="store_true", help="plan for the machine that the profile recorded"
@@ -107,12 +112,31 @@ def _add_planning_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ram", metavar="SIZE", help="RAM budget, such as 100GB")
     parser.add_argument("--vram", metavar="SIZE", help="VRAM budget, such as 16GB")
     parser.add_argument("--context", type=_count, default=4096, metavar="TOKENS", help="default: 4096")
+    parser.add_argument(
+        "--kv-slots", type=_count, default=1, metavar="COUNT", help="contexts held at the same time (1)"
+    )
+    parser.add_argument("--kv-type", choices=get_args(KvType), help="type of the KV cache (f32)")
+    parser.add_argument(
+        "--prompt-width", type=_count, metavar="TOKENS", help="tokens of a prompt computed at once (64)"
+    )
+    parser.add_argument("--slots", type=_count, metavar="COUNT", help="RAM slots per sparse layer, at most")
+    parser.add_argument("--policy", choices=get_args(Policy), help="default: balanced")
+    parser.add_argument(
+        "--gpu", type=_indices, metavar="INDEX[,INDEX]", help="devices, as the vendor's tool counts them"
+    )
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens")
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= MAX_COUNT):
+        raise argparse.ArgumentTypeError(f"{text!r} is no count from 1 to {MAX_COUNT}")
     return int(text)
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    entries = text.split(",")
+    if not all(entry.isascii() and entry.isdecimal() and len(entry) < 10 for entry in entries):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of indices, such as 0 or 0,2")
+    return tuple(int(entry) for entry in entries)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -307,49 +331,59 @@ def _plan_request(
     options: argparse.Namespace, geometry: Geometry, profile: Profile, host: Host
 ) -> PlanRequest:
     """Return what plan and doctor ask, so that neither says of a machine what the other denies."""
-    from pytest_colibri.container.usage import read_usage
-    from pytest_colibri.host.disk import free_disk
+    from pytest_colibri.container.model import with_history
     from pytest_colibri.host.matching import matching_accelerators
-    from pytest_colibri.planner.environment import engine_variables
-    from pytest_colibri.planner.plan import PlanRequest
+    from pytest_colibri.subjects.reference_planner import plan_request
 
-    usage = options.model / ".coli_usage"
-    return PlanRequest(
-        geometry=geometry,
-        host=host,
+    asked = _asked(options, profile)
+    devices = matching_accelerators(profile, host)
+    known = {device.identity.index: device.identity.name for device in devices}
+    for index in asked.gpu_indices or ():
+        if index not in known:
+            found = ", ".join(f"{number} ({name})" for number, name in sorted(known.items()))
+            raise HostMismatch(
+                f"--gpu: there is no device {index} that fits the profile {profile.name}; found: {found}"
+            )
+    request = plan_request(asked, with_history(geometry), host, devices)
+    return replace(request, slots_per_layer=options.slots, kv_type=options.kv_type or request.kv_type)
+
+
+def _asked(options: argparse.Namespace, profile: Profile) -> PlannerRequest:
+    """Return what can be asked of any planner."""
+    from pytest_colibri.planner.environment import engine_variables
+    from pytest_colibri.subjects.planner import PlannerRequest
+
+    if options.gpu is not None and profile.backend == "cpu":
+        raise UsageError(f"--gpu: the profile {profile.name} plans for the CPU alone")
+    return PlannerRequest(
+        model=options.model,
         backend=profile.backend,
-        accelerators=matching_accelerators(profile, host),
         ram_bytes=_size("--ram", options.ram),
         vram_bytes=_size("--vram", options.vram),
         context=options.context,
-        usage=read_usage(usage) if usage.is_file() else {},
+        kv_slots=options.kv_slots,
+        prompt_width=options.prompt_width,
+        gpu_indices=options.gpu,
+        policy=options.policy,
         environment={**engine_variables(os.environ), **profile.environment},
-        disk_free=free_disk(options.model),
     )
 
 
 def _ask_planner(options: argparse.Namespace, profile: Profile) -> None:
     """Print what another planner answers for this machine, or for the one that the profile recorded."""
     from pytest_colibri.host.stage import Stage
-    from pytest_colibri.planner.environment import engine_variables
     from pytest_colibri.subjects.checkout import checkout_planner
-    from pytest_colibri.subjects.planner import PlannerRequest
     from pytest_colibri.subjects.planner_program import planner_program
 
     if options.explain:
         raise UsageError("--explain: the sum of another planner is not known, only its plan")
+    for option, value in {"--slots": options.slots, "--kv-type": options.kv_type}.items():
+        if value is not None:
+            raise UsageError(f"{option}: the planner protocol has no input for it; ask the reference planner")
     planner = checkout_planner(options.colibri) if options.colibri else planner_program(options.planner)
-    request = PlannerRequest(
-        model=options.model.resolve(),
-        backend=profile.backend,
-        ram_bytes=_size("--ram", options.ram),
-        vram_bytes=_size("--vram", options.vram),
-        context=options.context,
-        environment={**engine_variables(os.environ), **profile.environment},
-    )
     with TemporaryDirectory(prefix="colibri-stage-") as folder:
         stage = Stage(profile, Path(folder)) if options.emulate else None
-        answer = planner.ask(request, stage)
+        answer = planner.ask(_asked(options, profile), stage)
     if answer.refused is not None:
         raise HostMismatch(f"{planner.name} refuses: {answer.refused}")
     if answer.plan is None:

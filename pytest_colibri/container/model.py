@@ -24,5 +24,10 @@ def read_model(folder: Path) -> Model:
 
     Raises ContainerError as :func:`read_geometry` does, UsageError for a history that cannot be read.
     """
-    history = folder / USAGE_FILE
-    return Model(read_geometry(folder), read_usage(history) if history.is_file() else {})
+    return with_history(read_geometry(folder))
+
+
+def with_history(geometry: Geometry) -> Model:
+    """Return the model of a geometry with its usage history; UsageError where that cannot be read."""
+    history = geometry.path / USAGE_FILE
+    return Model(geometry, read_usage(history) if history.is_file() else {})
