@@ -197,7 +197,7 @@ class _Section:
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value is a number that a float can hold; JSON allows 1e999, which is read as infinite."""
+    """Tell whether a value is a number of sense; JSON allows 1e999, which is read as infinite."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MAX_COUNT
 
 

@@ -124,7 +124,10 @@ def _recorded_files(document: Document) -> tuple[dict[int, str], list[Violation]
 def _recorded_text(profile: Path, name: str) -> str:
     """Read a recording's file, which must lie in the profile's folder even after links are followed."""
     folder = profile.resolve().parent
-    file = (folder / name).resolve()
+    try:
+        file = (folder / name).resolve()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{name} is a link that leads nowhere: {error}") from error
     if not file.is_relative_to(folder):
         raise UsageError(f"{name} leads out of the profile's folder")
     return read_text(file, RECORDING_LIMIT_BYTES)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import threading
 import tracemalloc
@@ -275,9 +276,43 @@ def test_a_folder_without_shards_or_configuration_is_refused(tmp_path):
         open_container(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["[]", '{"a": 1, "a": 2}', '{"a": NaN}', "{" * 5000])
+@pytest.mark.parametrize("linked", ["model.safetensors", "config.json"])
+def test_a_link_to_itself_is_refused(tmp_path, linked):
+    (tmp_path / "config.json").write_text('{"model_type": "glm"}')
+    (tmp_path / linked).unlink(missing_ok=True)
+    try:
+        (tmp_path / linked).symlink_to(tmp_path / linked)
+    except OSError as error:
+        pytest.skip(f"links cannot be made here: {error}")
+    with pytest.raises(ContainerError, match=rf"{re.escape(linked)}: cannot be read: "):
+        open_container(tmp_path)
+
+
+def test_a_folder_that_links_to_itself_is_refused(tmp_path):
+    try:
+        (tmp_path / "model").symlink_to(tmp_path / "model")
+    except OSError as error:
+        pytest.skip(f"links cannot be made here: {error}")
+    with pytest.raises(ContainerError, match=r"config\.json: cannot be read: "):
+        open_container(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"glm"',
+        b'{"a": 1, "a": 2}',
+        b'{"a": NaN}',
+        b"{" * 5000,
+        b'{"\xff": 1}',
+        b"\xff\xfe{}",
+    ],
+)
 def test_a_bad_configuration_is_refused(tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(ContainerError, match=r"config\.json: the configuration"):
         read_config(tmp_path)
 

@@ -259,6 +259,18 @@ def test_a_recording_must_not_lead_out_of_the_folder(
     )
 
 
+def test_a_recording_that_links_to_itself_is_refused(box: Path) -> None:
+    loop = box.parent / "recordings" / "loop.txt"
+    try:
+        loop.symlink_to(loop)
+    except OSError:
+        pytest.skip("this system lets no ordinary user make symbolic links")
+    message = refusal(box, GPU.replace("box.lscpu.txt", "loop.txt"))
+    assert message.startswith(f"{box}:24:11: ")
+    assert "; allowed: an existing text file" in message
+    assert "\n" not in message
+
+
 def test_a_recording_is_bounded(box: Path) -> None:
     (box.parent / "recordings" / "box.lscpu.txt").write_bytes(b"#" * (RECORDING_LIMIT_BYTES + 1))
     message = refusal(box, GPU)
