@@ -1,11 +1,14 @@
 """How long the header scan of a large container takes, and how much memory.
 
 Writes a container of a real one's shape, 142 shards with about 116,000 tensors: 75 sparse layers of 256
-experts in int4, whose payloads are holes in sparse files. Scans it in processes of their own, beside the
-``safetensors`` package reading the same headers where it can be imported. That one lists names, shapes and
-types; the scan also refuses duplicate keys and adds up the experts.
+experts in int4, whose payloads are holes in sparse files. Scans it in processes of their own, beside
 
-    python benchmarks/container_scan.py --runs 7
+- ``analyze_model`` of the planner in a colibri checkout, without its cache: its figures must be the same;
+- the package ``safetensors``, where it can be imported: it lists names, shapes and types of the same headers.
+
+The scan also refuses duplicate names, overlaps, holes, and shapes that do not take the bytes given.
+
+    python benchmarks/container_scan.py --runs 11 --peer-planner CHECKOUT
 """
 
 from __future__ import annotations
@@ -18,8 +21,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import median
 
-from paired import Pairs, interleave, print_figures, print_heading, print_machine, print_pairs, run_program
+from paired import (
+    Pairs,
+    interleave,
+    print_figures,
+    print_heading,
+    print_machine,
+    print_pairs,
+    print_target,
+    run_program,
+)
+
+MOST_TIME_OF_PLANNER = 1 / 5
 
 HIDDEN, MOE_INTERMEDIATE, DENSE_LAYERS, DENSE_TENSORS_PER_LAYER = 6144, 2048, 3, 12
 
@@ -37,6 +52,27 @@ peak_before, began = peak_mb(), time.perf_counter()
 geometry = read_geometry(Path(sys.argv[1]))
 took_s = time.perf_counter() - began
 assert geometry.expert_count == int(sys.argv[2])
+figures = {
+    "dense bytes": geometry.dense_bytes,
+    "expert bytes": geometry.expert_bytes,
+    "experts": geometry.expert_count,
+    "width by layer": {layer.index: layer.width for layer in geometry.layers},
+}
+"""
+# The cache would lie in a folder that is not there: it is neither read nor written.
+PLANNER = """
+sys.path.insert(0, sys.argv[3])
+import resource_plan
+resource_plan._ANALYSIS_CACHE_NAME = "no-such-folder/analysis.json"
+peak_before, began = peak_mb(), time.perf_counter()
+analysis = resource_plan.analyze_model(sys.argv[1])
+took_s = time.perf_counter() - began
+figures = {
+    "dense bytes": analysis["dense_bytes"],
+    "expert bytes": analysis["expert_bytes"],
+    "experts": analysis["expert_count"],
+    "width by layer": analysis["expert_bytes_by_layer"],
+}
 """
 PEER = """
 from safetensors import safe_open
@@ -49,19 +85,24 @@ for shard in sorted(Path(sys.argv[1]).glob("*.safetensors")):
             tensors[name] = entry.get_dtype(), entry.get_shape()
 took_s = time.perf_counter() - began
 assert len(tensors) > int(sys.argv[2])
+figures = None
 """
 ANSWER = """
-print(json.dumps({"took_s": took_s, "peak_mb": peak_mb(), "peak_before_mb": peak_before}))
+print(json.dumps({"took_s": took_s, "peak_mb": peak_mb(), "peak_before_mb": peak_before, "figures": figures}))
 """
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan; ``peak_before_mb`` is the peak of the process when its imports were done."""
+    """One scan; ``peak_before_mb`` is the peak of the process when its imports were done.
+
+    ``figures`` is what it found, None where it does not add up.
+    """
 
     took_s: float
     peak_mb: float
     peak_before_mb: float
+    figures: dict[str, object] | None
 
 
 @dataclass(frozen=True)
@@ -86,6 +127,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=142)
     parser.add_argument("--sparse-layers", type=int, default=75)
     parser.add_argument("--experts", type=int, default=256)
+    parser.add_argument("--peer-planner", type=Path, metavar="CHECKOUT", help="folder of a colibri checkout")
     parser.add_argument("--peer-python", default=sys.executable, help="Python that has safetensors and numpy")
     options = parser.parse_args()
     shape = Shape(options.shards, options.sparse_layers, options.experts)
@@ -96,16 +138,42 @@ def main() -> None:
             tensors=shape.tensors,
             headers=f"{headers_bytes / 1e6:.1f} MB",
             container=f"{container_bytes / 1e9:.1f} GB",
+            compiled="yes" if _has(sys.executable, "pytest_colibri.container._headers") else "no",
         )
         arguments = (folder, str(shape.sparse_layers * shape.experts))
+        if options.peer_planner:
+            _report_planner(arguments, options.runs, options.peer_planner)
         _report(arguments, options.runs, options.peer_python)
+
+
+def _report_planner(arguments: Sequence[str], runs: int, checkout: Path) -> None:
+    planners, scans = interleave(
+        lambda: _scan(sys.executable, PLANNER, (*arguments, str(checkout / "c"))),
+        lambda: _scan(sys.executable, SCAN, arguments),
+        runs,
+    )
+    pairs = Pairs(tuple(scan.took_s for scan in planners), tuple(scan.took_s for scan in scans), "s")
+    print_pairs("time of the header analysis", pairs, "the planner's analyze_model", "our scan")
+    ratio = median(pairs.ratios)
+    print_target("median ratio", ratio, MOST_TIME_OF_PLANNER)
+    print(f"  our scan is {1 / ratio:.1f} times as fast")
+    _compare_figures(planners[0].figures, scans[0].figures)
+
+
+def _compare_figures(planner: dict[str, object] | None, ours: dict[str, object] | None) -> None:
+    assert planner
+    assert ours
+    for name, figure in planner.items():
+        if figure != ours[name]:
+            raise SystemExit(f"{name} differ: the planner's {figure}, ours {ours[name]}")
+    print(f"  equal figures: {', '.join(planner)}")
 
 
 def _report(arguments: Sequence[str], runs: int, peer_python: str) -> None:
     def ours() -> Scan:
         return _scan(sys.executable, SCAN, arguments)
 
-    if not _has_safetensors(peer_python):
+    if not _has(peer_python, "safetensors", "numpy"):
         print(f"no comparison: {peer_python} cannot import safetensors (see --peer-python)")
         scans = [ours() for _ in range(runs)]
         print_heading(f"header scan ({runs} runs)")
@@ -123,14 +191,14 @@ def _report(arguments: Sequence[str], runs: int, peer_python: str) -> None:
     print_figures("its peak before the scan", [scan.peak_before_mb for scan in scans], "MB")
 
 
-def _has_safetensors(python: str) -> bool:
-    test = "import importlib.util as u; print(all(map(u.find_spec, ('safetensors', 'numpy'))))"
+def _has(python: str, *modules: str) -> bool:
+    test = f"import importlib.util as u; print(all(map(u.find_spec, {modules})))"
     return run_program((python, "-c", test)).strip() == "True"
 
 
 def _scan(python: str, program: str, arguments: Sequence[str]) -> Scan:
     # On Linux a new process inherits the peak of the one that started it, so this one must stay small.
-    output = run_program((python, "-c", PREPARE + program + ANSWER, *arguments))
+    output = run_program((python, "-B", "-c", PREPARE + program + ANSWER, *arguments))
     return Scan(**json.loads(output))
 
 

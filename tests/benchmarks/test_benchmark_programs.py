@@ -16,14 +16,48 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LINE = re.compile(r"^  (\S.*?)" + r" +(-?\d+\.\d{3})" * 3, re.MULTILINE)
 
 
-def run(program: str, *arguments: str) -> str:
-    done = subprocess.run(
+SHAPE = ("--shards", "3", "--sparse-layers", "2", "--experts", "4")
+
+# What the benchmark calls of a checkout's planner, without strictness and with a median for a width.
+PLANNER = """
+import json, re, statistics
+from collections import defaultdict
+from pathlib import Path
+
+def analyze_model(folder):
+    dense, layers = 0, defaultdict(lambda: defaultdict(int))
+    for shard in Path(folder).glob("*.safetensors"):
+        with shard.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            if found := re.search(r"layers[.](\\d+)[.]mlp[.]experts[.](\\d+)", name):
+                layers[int(found[1])][int(found[2])] += end - begin
+            else:
+                dense += end - begin
+    return {
+        "dense_bytes": dense,
+        "expert_bytes": sum(sum(experts.values()) for experts in layers.values()),
+        "expert_count": sum(map(len, layers.values())),
+        "expert_bytes_by_layer": {
+            layer: statistics.median_low(experts.values()) for layer, experts in layers.items()
+        },
+    }
+"""
+
+
+def start(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, str(BENCHMARKS / program), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def run(program: str, *arguments: str) -> str:
+    done = start(program, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -62,11 +96,31 @@ def test_plugin_import_times_three_starts_and_lists_the_modules() -> None:
 
 
 def test_container_scan_scans_what_it_wrote() -> None:
-    shape = ("--shards", "3", "--sparse-layers", "2", "--experts", "4")
-    output = run("container_scan.py", "--runs", "1", *shape)
+    output = run("container_scan.py", "--runs", "1", *SHAPE)
     assert "shards 3; tensors 108;" in output
     found = medians(output)
     assert found["peak of the process"][0] >= found["its peak before the scan"][0] > 0
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "resource_plan.py").write_text(PLANNER)
+    return tmp_path
+
+
+def test_container_scan_compares_its_figures_with_a_planner_s(checkout: Path) -> None:
+    output = run("container_scan.py", "--runs", "1", *SHAPE, "--peer-planner", str(checkout))
+    assert "  equal figures: dense bytes, expert bytes, experts, width by layer" in output
+    assert re.search(r"target (met|MISSED): median ratio", output)
+
+
+def test_container_scan_ends_where_a_planner_finds_other_figures(checkout: Path) -> None:
+    planner = checkout / "c" / "resource_plan.py"
+    planner.write_text(PLANNER.replace("dense, layers = 0", "dense, layers = 1"))
+    done = start("container_scan.py", "--runs", "1", *SHAPE, "--peer-planner", str(checkout))
+    assert done.returncode == 1
+    assert re.search(r"dense bytes differ: the planner's \d+1, ours \d+0", done.stderr)
 
 
 def test_probe_cost_times_both_probes() -> None:
