@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_colibri.claims.plan import DeviceStatement, PlanStatement
-from pytest_colibri.host.model import Accelerator
+from pytest_colibri.claims.plan import PlanStatement
 from pytest_colibri.judge.plan_rules.found import (
     CHOICES,
     engine_numbers,
     known_devices,
     mask_of,
     planned_devices,
-    share_of,
     shares_ram,
     taken_bytes,
+    tier_bound,
     usable_accelerators,
     working_devices,
 )
 from pytest_colibri.judge.plan_rules.rule import rule, stated
 from pytest_colibri.planner.plan import PlanRequest
+from pytest_colibri.units import format_bytes
 
 
 def has_device(request: PlanRequest) -> bool:
@@ -60,22 +60,19 @@ def has_usable_device(request: PlanRequest) -> bool:
     return bool(usable_accelerators(request))
 
 
-def _all_is_reserved(device: DeviceStatement, found: Accelerator) -> bool:
-    """Tell whether the scratch of a wide prompt leaves nothing of a device."""
-    free = share_of(found).bytes
-    return free is not None and (device.reserve_bytes or 0) >= free
-
-
 @rule("usable devices are found", applies=has_usable_device)
 def devices_are_found(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
-    """Every device with memory to use is in the plan, with usable memory."""
+    """Every device with memory to use is in the plan, with at least half of it, its reserve included."""
     planned = {found: device for device, found in planned_devices(statement, request) if found}
-    for device in usable_accelerators(request):
-        name, free = device.identity.name, device.free
-        if device not in planned:
-            yield f"{name} is not in the plan, and its free memory is {free}"
-        elif planned[device].usable_bytes == 0 and not _all_is_reserved(planned[device], device):
-            yield f"{name} has nothing usable in the plan, and its free memory is {free}"
+    for found in usable_accelerators(request):
+        name, free = found.identity.name, tier_bound(found, request)
+        device = planned.get(found)
+        if device is None:
+            yield f"{name} is not in the plan, and has {free}"
+        elif device.usable_bytes is not None and free.bytes is not None:
+            counted = device.usable_bytes + (device.reserve_bytes or 0)
+            if 2 * counted < free.bytes:
+                yield f"{name} has {format_bytes(device.usable_bytes)} usable in the plan, and has {free}"
 
 
 @rule("pools are recognised", applies=has_device)

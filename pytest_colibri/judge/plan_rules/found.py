@@ -98,15 +98,12 @@ def usable_accelerators(request: PlanRequest) -> tuple[Accelerator, ...]:
     memory, since what its tools give is no budget.
     """
     visible = visible_accelerators(request)
-    own = [device for device in visible if not shares_ram(device) and room_bytes(device)]
-    if own:
-        return tuple(own)
-    return tuple(
+    working = [device for device in visible if _has_room(device, request)]
+    own = tuple(device for device in working if not shares_ram(device))
+    return own or tuple(
         device
-        for device in visible
-        if device.pool == "unified"
-        and shared_room(device, request)
-        and (device.vendor != "amd" or device.free.bytes is not None)
+        for device in working
+        if device.pool == "unified" and (device.vendor != "amd" or device.free.bytes is not None)
     )
 
 
@@ -122,17 +119,16 @@ def share_of(device: Accelerator) -> Figure:
     return smallest(free_memory(device), device.total)
 
 
-def room_bytes(device: Accelerator) -> int:
-    """Return what a tier may take of a device: nothing where its free memory is unknown."""
-    return max(0, (free_memory(device).bytes or 0) - DEVICE_RESERVE_BYTES)
-
-
-def shared_room(device: Accelerator, request: PlanRequest) -> int:
-    """Return what a tier may take of the RAM for a device, which need not report what is free."""
+def tier_bound(device: Accelerator, request: PlanRequest) -> Figure:
+    """Return what there is for a tier: one that shares the RAM need not report what is free."""
+    if not shares_ram(device):
+        return free_memory(device)
     pool = request.host.memory.limit
-    if pool.bytes is None:
-        return 0
-    return max(0, (smallest(share_of(device), pool).bytes or 0) - DEVICE_RESERVE_BYTES)
+    return pool if pool.bytes is None else smallest(share_of(device), pool)
+
+
+def _has_room(device: Accelerator, request: PlanRequest) -> bool:
+    return (tier_bound(device, request).bytes or 0) > DEVICE_RESERVE_BYTES
 
 
 def planned_devices(
