@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from pytest_colibri.container.families import BY_MODEL_TYPE, known_model_types
+from pytest_colibri.container.families import BY_MODEL_TYPE, Family, known_model_types
 from pytest_colibri.container.geometry import Geometry
 from pytest_colibri.container.safetensors import (
     MAX_HEADER_BYTES,
@@ -30,6 +30,7 @@ from pytest_colibri.container.scan import read_geometry
 from pytest_colibri.findings import Finding, few
 from pytest_colibri.units import Figure, format_bytes
 
+SCALES = ".qs"
 INDEX_FILE = "model.safetensors.index.json"
 
 _OF_TOTAL = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})\.safetensors", re.ASCII)
@@ -72,7 +73,7 @@ def inspect_container(directory: Path) -> Inspection:
     survey = _survey(directory)
     read = (*_config_findings(directory), *_shard_findings(survey))
     others = (_sequence(survey.shards), _index(directory, survey))
-    experts, geometry = _experts(directory, readable=all(finding.state == "ok" for finding in read))
+    experts, geometry = _experts(directory, survey, readable=all(found.state == "ok" for found in read))
     return Inspection((*read, *others, experts), geometry)
 
 
@@ -264,8 +265,8 @@ def _index_total(index: Mapping[str, object], tensors: int, tensor_bytes: int) -
     return Finding(check, "ok", f"{INDEX_FILE} and the shards agree on {tensors} tensors", held)
 
 
-def _experts(directory: Path, *, readable: bool) -> tuple[Finding, Geometry | None]:
-    """Say whether the experts are complete, by the reader whose figures every plan uses."""
+def _experts(directory: Path, survey: _Survey, *, readable: bool) -> tuple[Finding, Geometry | None]:
+    """Say whether every expert is there, by the reader whose figures plans use, and is whole."""
     check = "container.experts"
     if not readable:
         return Finding(check, "unknown", "the experts of a container that is refused are not counted"), None
@@ -273,9 +274,39 @@ def _experts(directory: Path, *, readable: bool) -> tuple[Finding, Geometry | No
         geometry = read_geometry(directory)
     except ContainerError as error:
         return Finding(check, "failed", str(error), remedy=_DOWNLOAD), None
+    if partial := _partial_experts(survey.home, BY_MODEL_TYPE[geometry.family]):
+        return Finding(check, "failed", few(partial, len(partial)), remedy=_DOWNLOAD), geometry
     figures = {
         "experts": Figure(geometry.expert_bytes, "container headers"),
         "dense weights": Figure(geometry.dense_bytes, "container headers"),
     }
     found = f"{geometry.expert_count} experts in {len(geometry.layers)} sparse layers, none missing"
     return Finding(check, "ok", found, figures), geometry
+
+
+def _partial_experts(names: Iterable[str], family: Family) -> list[str]:
+    """Return a sentence for each expert that lacks a tensor which others of its layer have.
+
+    Scales do not count: experts of one layer may be stored in different formats.
+    """
+    layers: defaultdict[int, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for layer, expert, part in _parts_of_experts(names, family):
+        if not part.endswith(SCALES):
+            layers[layer][expert].add(part)
+    return [
+        f"expert {expert} of layer {layer} lacks {quote(min(whole - parts))}"
+        for layer, experts in sorted(layers.items())
+        for whole in [set().union(*experts.values())]
+        for expert, parts in sorted(experts.items())
+        if parts != whole
+    ]
+
+
+def _parts_of_experts(names: Iterable[str], family: Family) -> Iterator[tuple[int, int, str]]:
+    """Yield layer, expert and the rest of the name of each tensor of a single expert."""
+    for name in names if not family.fused else ():
+        for pattern in family.expert_names:
+            if numbers := pattern.numbers(name):
+                layer, expert = numbers
+                named = pattern.text.removesuffix("*").format(layer=layer, expert=expert)
+                yield layer, expert, name.removeprefix(named)
