@@ -212,6 +212,7 @@ def _deepseek_v4() -> HollowModel:
     hidden, inner, layers, experts = 4096, 2048, 43, 256
     config: dict[str, object] = {
         "model_type": "deepseek_v4",
+        "vocab_size": 129_280,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": 64,
@@ -236,6 +237,7 @@ def _kimi_k3() -> HollowModel:
     config: dict[str, object] = {
         "model_type": "kimi_k3",
         "text_config": {
+            "vocab_size": 163_840,
             "hidden_size": 7168,
             "num_hidden_layers": layers,
             "first_k_dense_replace": 1,
@@ -266,6 +268,7 @@ def _inkling() -> HollowModel:
     config: dict[str, object] = {
         "model_type": "inkling_mm_model",
         "text_config": {
+            "vocab_size": 201_024,
             "hidden_size": hidden,
             "num_hidden_layers": layers,
             "num_attention_heads": 64,
@@ -289,6 +292,7 @@ def _olmoe() -> HollowModel:
     hidden, inner, layers, experts = 2048, 1024, 16, 64
     config: dict[str, object] = {
         "model_type": "olmoe",
+        "vocab_size": 50_304,
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
@@ -317,6 +321,7 @@ def _qwen36() -> HollowModel:
     config: dict[str, object] = {
         "model_type": "qwen3_5_moe",
         "text_config": {
+            "vocab_size": 248_320,
             "hidden_size": hidden,
             "num_hidden_layers": layers,
             "num_attention_heads": 16,
