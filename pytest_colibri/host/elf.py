@@ -159,16 +159,20 @@ class _Reader:
         raise self._wrong(f"no segment holds its address {address:#x}")
 
     def _text(self, offset: int) -> str:
+        self._check_within(offset)
         end = self._image.find(b"\0", offset, offset + MAX_NAME_BYTES)
         if end < 0:
             raise self._wrong(f"no name of at most {MAX_NAME_BYTES} bytes at {offset}")
         return os.fsdecode(self._image[offset:end])
 
     def _unpack(self, form: str, offset: int) -> tuple[int, ...]:
-        try:
-            return struct.unpack_from(self._order + form, self._image, offset)
-        except struct.error:
-            raise self._wrong(f"it ends before byte {offset}") from None
+        form = self._order + form
+        self._check_within(offset + struct.calcsize(form))
+        return struct.unpack_from(form, self._image, offset)
+
+    def _check_within(self, offset: int) -> None:
+        if offset > len(self._image):
+            raise self._wrong(f"it ends before byte {offset}")
 
     def _wrong(self, why: str) -> NotElf:
         return NotElf(f"{self._path}: a damaged ELF file: {why}")
