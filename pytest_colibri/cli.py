@@ -345,7 +345,7 @@ def _plan_request(
                 f"--gpu: there is no device {index} that fits the profile {profile.name}; found: {found}"
             )
     request = plan_request(asked, with_history(geometry), host, devices)
-    return replace(request, slots_per_layer=options.slots, kv_type=options.kv_type or request.kv_type)
+    return replace(request, slots_per_layer=options.slots)
 
 
 def _asked(options: argparse.Namespace, profile: Profile) -> PlannerRequest:
@@ -362,6 +362,7 @@ def _asked(options: argparse.Namespace, profile: Profile) -> PlannerRequest:
         vram_bytes=_size("--vram", options.vram),
         context=options.context,
         kv_slots=options.kv_slots,
+        kv_type=options.kv_type,
         prompt_width=options.prompt_width,
         gpu_indices=options.gpu,
         policy=options.policy,
@@ -377,9 +378,8 @@ def _ask_planner(options: argparse.Namespace, profile: Profile) -> None:
 
     if options.explain:
         raise UsageError("--explain: the sum of another planner is not known, only its plan")
-    for option, value in {"--slots": options.slots, "--kv-type": options.kv_type}.items():
-        if value is not None:
-            raise UsageError(f"{option}: the planner protocol has no input for it; ask the reference planner")
+    if options.slots is not None:
+        raise UsageError("--slots: the planner protocol has no input for it; ask the reference planner")
     planner = checkout_planner(options.colibri) if options.colibri else planner_program(options.planner)
     with TemporaryDirectory(prefix="colibri-stage-") as folder:
         stage = Stage(profile, Path(folder)) if options.emulate else None

@@ -45,10 +45,10 @@ class PlanStatement:
 
     ``limit_bytes`` is what the plan takes for available RAM, ``cache_bytes`` the RAM for experts of which
     ``warm_bytes`` are filled, ``hot_bytes`` the experts on devices (``hot_count`` of them), ``cold_bytes``
-    those on the disk. ``slots_per_layer`` is the cap. ``states_disk`` tells whether the plan has a figure for
-    free disk space at all. ``tune`` maps a variable to (value, reason), ``environment`` is what an engine
-    gets, ``steps`` maps the lines of the sum to bytes. ``hot_experts`` are (layer, expert) pairs in rank
-    order, which the JSON form does not carry.
+    those on the disk. ``slots_per_layer`` is the cap, ``context`` the tokens that were planned for.
+    ``states_disk`` tells whether the plan has a figure for free disk space at all. ``tune`` maps a variable
+    to (value, reason), ``environment`` is what an engine gets, ``steps`` maps the lines of the sum to bytes.
+    ``hot_experts`` are (layer, expert) pairs in rank order, which the JSON form does not carry.
     """
 
     limit_bytes: int | None
@@ -72,6 +72,7 @@ class PlanStatement:
     sockets: int | None
     hit_rate: float | None
     bottleneck: str | None
+    context: int | None
     policy: str | None
     quality_preserving: bool | None
     tune: Mapping[str, tuple[str, str]]
@@ -109,6 +110,7 @@ def read_plan(plan: Mapping[str, object], environment: Mapping[str, str]) -> Pla
         sockets=cpu.count("sockets"),
         hit_rate=document.number("projected_hit_rate"),
         bottleneck=document.text("bottleneck_class"),
+        context=document.section("request").count("context"),
         policy=policy.text("name"),
         quality_preserving=policy.switch("quality_preserving"),
         tune={name: _setting(item) for name, item in document.section("tune").items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pytest_colibri.host.devices import physical_devices
 from pytest_colibri.host.model import Accelerator, Processor
 from pytest_colibri.planner import budgets, division, environment
 from pytest_colibri.planner.families import WITHOUT_CODE, family_of
@@ -20,6 +21,7 @@ def warnings_of(plan: Plan, planned: Mapping[str, str]) -> tuple[str, ...]:
         *memory_notes(plan.limit, plan.ram_budget_bytes),
         *clamp_notes(plan),
         *processor_notes(request.host.processor),
+        *contradiction_notes(request),
         *request_notes(request),
         *resident_notes(request, devices),
         *family_notes(request, devices),
@@ -79,6 +81,17 @@ def slots_note(asked: int | None, granted: int) -> tuple[str, ...]:
 def processor_notes(processor: Processor) -> tuple[str, ...]:
     """Say when the number of threads rests on a guess."""
     return (f"physical cores: {processor.note}",) if processor.note else ()
+
+
+def contradiction_notes(request: PlanRequest) -> tuple[str, ...]:
+    """Say where interfaces contradict each other on a device that may plan."""
+    asked = {device.identity for device in request.accelerators}
+    return tuple(
+        doubt
+        for physical in physical_devices(request.host.accelerators)
+        if any(view.identity in asked for view in physical.views)
+        for doubt in physical.doubts
+    )
 
 
 def request_notes(request: PlanRequest) -> tuple[str, ...]:

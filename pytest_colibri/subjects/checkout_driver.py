@@ -70,6 +70,7 @@ def _plan_arguments(build_plan: Callable[..., object], request: dict[str, Any]) 
         "gpu_indices": none_wanted if indices is None else indices,
         "physical_cpus": request["physical_cores"],
         "kv_slots": request["kv_slots"] if request["kv_slots"] != 1 else None,
+        "kv_type": request["kv_type"],
         "prompt_width": request["prompt_width"],
     }
     asked = {name: value for name, value in arguments.items() if value is not None}

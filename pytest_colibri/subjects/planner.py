@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_colibri.host.stage import Stage
-from pytest_colibri.planner.plan import Policy
+from pytest_colibri.planner.plan import KvType, Policy
 from pytest_colibri.profiles.model import Backend
 
 
@@ -17,8 +17,8 @@ class PlannerRequest:
     """What is to be planned. None means "choose"; the planner finds out by itself what the machine has.
 
     ``ram_bytes`` and ``vram_bytes`` bound the budgets, ``gpu_indices`` names devices as the vendor's tool
-    counts them, ``context`` and ``prompt_width`` count tokens. ``environment`` holds the user's own
-    variables; the planner finds them in its environment too.
+    counts them, ``context`` and ``prompt_width`` count tokens, ``kv_type`` is how the KV cache is stored.
+    ``environment`` holds the user's own variables; the planner finds them in its environment too.
     """
 
     model: Path
@@ -27,6 +27,7 @@ class PlannerRequest:
     vram_bytes: int | None = None
     context: int = 4096
     kv_slots: int = 1
+    kv_type: KvType | None = None
     prompt_width: int | None = None
     gpu_indices: tuple[int, ...] | None = None
     physical_cores: int | None = None

@@ -70,6 +70,7 @@ def request_to_json(request: PlannerRequest) -> dict[str, object]:
         "vram_bytes": request.vram_bytes,
         "context": request.context,
         "kv_slots": request.kv_slots,
+        "kv_type": request.kv_type,
         "prompt_width": request.prompt_width,
         "gpu_indices": None if request.gpu_indices is None else list(request.gpu_indices),
         "physical_cores": request.physical_cores,

@@ -70,9 +70,8 @@ def plan_request(
         environment=asked.environment,
         disk_free=free_disk(asked.model),
     )
-    if asked.prompt_width is not None:
-        request = replace(request, prompt_width=asked.prompt_width)
-    return request if asked.policy is None else replace(request, policy=asked.policy)
+    chosen = {name: getattr(asked, name) for name in ("prompt_width", "kv_type", "policy")}
+    return replace(request, **{name: value for name, value in chosen.items() if value is not None})
 
 
 def _devices(request: PlannerRequest, host: Host, stage: Stage | None) -> tuple[Accelerator, ...]:

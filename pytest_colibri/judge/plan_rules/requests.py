@@ -52,3 +52,10 @@ def explicit_slots_hold(statement: PlanStatement, request: PlanRequest) -> Itera
     slots = stated(statement.slots_per_layer, "slots per layer")
     if slots > (request.slots_per_layer or 0):
         yield f"{slots} slots per layer exceed the {request.slots_per_layer} asked for"
+
+
+@rule("context is stated")
+def context_is_stated(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """The plan says for how many tokens of context it was made: those that were asked for."""
+    if stated(statement.context, "for which context it was made") != request.context:
+        yield f"made for a context of {statement.context} tokens, and {request.context} were asked for"

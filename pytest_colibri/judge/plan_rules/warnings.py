@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pytest_colibri.claims.plan import PlanStatement
 from pytest_colibri.container.families import BY_MODEL_TYPE
+from pytest_colibri.host.devices import physical_devices
 from pytest_colibri.host.model import Accelerator
 from pytest_colibri.judge.plan_rules.found import (
     asks_for_gpu,
@@ -38,6 +39,43 @@ def _window(device: Accelerator) -> tuple[int, int] | None:
     windows = {kind.heap for kind in device.memory_types if kind.device_local and kind.host_visible}
     direct = max((heap.size_bytes for heap in device.heaps if heap.index in windows), default=0)
     return (direct, local) if direct < local else None
+
+
+def _contradictions(request: PlanRequest) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each device of the request of which interfaces name different processors, with these names."""
+    asked = {device.identity for device in request.accelerators}
+    for physical in physical_devices(request.host.accelerators):
+        names = dict.fromkeys(view.processor for view in physical.views if view.processor)
+        if len(names) > 1 and any(view.identity in asked for view in physical.views):
+            yield physical.views[0].identity.name, tuple(names)
+
+
+def has_contradiction(request: PlanRequest) -> bool:
+    """Tell whether interfaces contradict each other on a device of the request."""
+    return any(_contradictions(request))
+
+
+@rule("contradictions are told", applies=has_contradiction)
+def contradictions_are_told(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """Where interfaces name different processors of one device, a warning names both."""
+    for device, names in _contradictions(request):
+        if not any(all(name in line for name in names) for line in statement.warnings):
+            yield f"{device}: {' and '.join(names)} are names of one processor, and no warning has both"
+
+
+def has_cpu_device(request: PlanRequest) -> bool:
+    """Tell whether a CPU that passes for a device may take experts."""
+    return any(device.is_software for device in request.accelerators)
+
+
+@rule("CPU devices are told", applies=has_cpu_device)
+def cpu_devices_are_told(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
+    """A device whose work a CPU does is called a CPU device where it plans."""
+    for device, found in planned_devices(statement, request):
+        if found is None or not found.is_software:
+            continue
+        if not any(device.name in line and "CPU" in line for line in statement.warnings):
+            yield f"{device.name} plans, and no warning says that a CPU does its work"
 
 
 @rule("staging is told", applies=has_window)
