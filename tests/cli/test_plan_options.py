@@ -80,13 +80,13 @@ def test_another_planner_gets_the_same_request(
 ) -> None:
     program = tmp_path / "echo.py"
     program.write_text(ECHO)
-    options = ["--kv-slots=3", "--prompt-width=2048", "--gpu=3,1", "--policy=quality"]
+    options = ["--kv-slots=3", "--prompt-width=2048", "--gpu=3,1", "--policy=quality", "--kv-type=f16"]
     answer = planned([model, *FOUR_CARDS, f"--planner={sys.executable} {program}", *options], capsys)
     request = answer["plan"]["request"]
     assert isinstance(request, dict)
     assert request["model"] == model
     assert (request["kv_slots"], request["prompt_width"]) == (3, 2048)
-    assert (request["gpu_indices"], request["policy"]) == ([3, 1], "quality")
+    assert (request["gpu_indices"], request["policy"], request["kv_type"]) == ([3, 1], "quality", "f16")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,6 @@ def test_another_planner_gets_the_same_request(
         ),
         (["--profile=cpu", "--gpu=0"], 4, "the profile cpu plans for the CPU alone"),
         ([*FOUR_CARDS, "--planner=true", "--slots=3"], 4, "--slots: the planner protocol has no input"),
-        ([*FOUR_CARDS, "--planner=true", "--kv-type=f16"], 4, "--kv-type: the planner protocol has no input"),
     ],
 )
 def test_what_cannot_be_asked(
