@@ -431,6 +431,12 @@ FAULTS: Mapping[str, Fault] = {
                 ),
             ),
         ),
+        report="row 10",
+    ),
+    "takes the larger, integrated chip": Fault(
+        of("rtx-5070-ti-radeon-igpu"),
+        ("discrete_comes_first", "devices_were_asked_for"),
+        ((matching, "_fits", instead(lambda *given: given[2].type == "integrated")),),
         report="row 9",
     ),
     "forgets the mask": Fault(
@@ -687,6 +693,24 @@ FAULTS: Mapping[str, Fault] = {
         PC, ("pins_only_what_fits",), ((tuning, "pin_all", gives(("all", "RAM"))),)
     ),
     # What a person must know.
+    "bills a context in silence": Fault(
+        of("h200", context=262_144),
+        ("context_is_stated",),
+        ((exchange, "_request", stating(context=4096)),),
+        report="row 24",
+    ),
+    "is silent where interfaces contradict each other": Fault(
+        of("rx-9070-two-names"),
+        ("contradictions_are_told",),
+        ((notes, "contradiction_notes", gives(())),),
+        report="row 6",
+    ),
+    "calls a CPU device a GPU": Fault(
+        of("software-vulkan"),
+        ("cpu_devices_are_told",),
+        ((notes, "device_notes", gives(())),),
+        report="row 7",
+    ),
     "is silent on staging": Fault(
         of("rx-580-without-rebar"),
         ("staging_is_told",),

@@ -88,9 +88,9 @@ def pools_are_recognised(statement: PlanStatement, request: PlanRequest) -> Iter
 
 
 def has_both_kinds(request: PlanRequest) -> bool:
-    """Tell whether some usable devices have memory of their own and others share the RAM."""
+    """Tell whether some usable devices have memory of their own, and others of the machine share the RAM."""
     own = any(not shares_ram(device) for device in usable_accelerators(request))
-    return own and any(map(shares_ram, request.accelerators))
+    return own and any(map(shares_ram, known_devices(request)))
 
 
 @rule("discrete comes before integrated", applies=has_both_kinds)
