@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -20,6 +21,10 @@ class CompiledHeaderScan(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, before hatchling collects the files of the wheel."""
+        if (
+            sys.implementation.name != "cpython"
+        ):  # no other has the stable interface that the wheel is tagged with
+            return
         if version == "editable":
             compile_module(Path(self.root), Path(self.root))
             return

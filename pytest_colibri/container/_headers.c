@@ -16,13 +16,13 @@
 #include <string.h>
 
 enum {
-    MAX_RANK = 16,     /* as in safetensors.py */
-    MAX_METADATA = 16, /* keys are compared in pairs */
+    MAX_RANK = 16,       /* as in safetensors.py */
+    MAX_DIGITS = 6,      /* of a layer or an expert, as in families.py */
+    MAX_NAMES = 1 << 20, /* more than Python allows */
+    MAX_PROBES = 256,    /* a crowd in the hash table is chance or malice */
+    MAX_METADATA = 16,   /* every key is compared with all before it */
     MAX_PATTERNS = 8,
     MAX_DTYPES = 32,
-    MAX_NAMES = 1 << 20, /* Python refuses fewer already */
-    MAX_PROBES = 256, /* a crowd in the hash table is chance or malice */
-    MAX_DIGITS = 6,   /* of a layer or an expert, as in families.py */
 };
 #define MAX_COUNT ((uint64_t)1 << 63) /* counts are below it, as in safetensors.py */
 #define MAX_TOTAL ((uint64_t)1 << 60) /* of payload bytes: neither sums nor bits overflow */
@@ -75,7 +75,7 @@ static bool take_count(Text *json, uint64_t *count) {
     const unsigned char *first = json->at;
     uint64_t value = 0;
     for (; json->at < json->end && is_digit(*json->at); json->at++) {
-        /* Below 2^63 / 10 - 1 another digit cannot pass 2^63. */
+        /* Below that, another digit cannot pass MAX_COUNT. */
         if (value >= MAX_COUNT / 10 - 1) return false;
         value = 10 * value + (uint64_t)(*json->at - '0');
     }
