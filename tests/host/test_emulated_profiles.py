@@ -78,9 +78,11 @@ MACHINES: dict[str, tuple[int, tuple[Device, ...]]] = {
     "comma-in-name": (PC_64, (Device("Tesla, Inc. V100", "discrete", 32_510 * MIB, 32_000 * MIB),)),
     # The host has 256 GB available; 1.2 of the 2 GB that the group uses are reclaimable cache.
     "container-34gb": (34_359_738_368 - 800_000_000, ()),
+    "cores-6-two-columns": (23_989_228 * KIB, ()),
     # Siblings that are offline are no cores.
     "cores-64-three-columns": (240_000_000 * KIB, ()),
     "cores-64-two-columns": (240_000_000 * KIB, ()),
+    "cores-64-with-siblings": (240_000_000 * KIB, ()),
     "cpu": (23_989_228 * KIB, ()),
     "gb10-114gb": (111_523_437 * KIB, (hidden("NVIDIA GB10", "unified"),)),
     "gb10-124gb": (124 * GB, (hidden("NVIDIA GB10", "unified"),)),
@@ -246,8 +248,10 @@ def test_the_machine_has_the_memory_and_the_devices_of_its_case(name: str) -> No
     ("name", "cores", "sockets"),
     [
         ("apple-m2-max-64gb", 8, 1),
+        ("cores-6-two-columns", 6, 1),
         ("cores-64-three-columns", 64, 1),
         ("cores-64-two-columns", 64, 1),
+        ("cores-64-with-siblings", 64, 1),
         ("mac-pro-intel", 16, 1),
         ("msys2", 8, 1),
         ("ryzen-9950x3d-windows", 16, 1),
