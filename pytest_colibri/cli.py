@@ -210,12 +210,11 @@ def _model_findings(
 
     inspection = inspect_container(options.model)
     if inspection.geometry is None:
-        found, plan = no_placement("the container is refused"), None
-    elif profile is None:
-        found, plan = no_placement("the machine does not fit the profile"), None
-    else:
-        found, plan = placement(_plan_request(options, inspection.geometry, profile, host))
-    return [*inspection.findings, found], plan
+        return [*inspection.findings, no_placement("the container is refused")], None
+    if profile is None:
+        return [*inspection.findings, no_placement("the machine does not fit the profile")], None
+    found, plan = placement(_plan_request(options, inspection.geometry, profile, host))
+    return [*inspection.findings, *found], plan
 
 
 def _doctor_status(findings: Sequence[Finding]) -> int:

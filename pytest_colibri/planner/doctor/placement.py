@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_colibri.errors import HostMismatch, UsageError
-from pytest_colibri.findings import Finding
+from pytest_colibri.findings import Finding, State
 from pytest_colibri.planner.plan import DoesNotFit, Plan, PlanRequest
 from pytest_colibri.planner.reference import plan, refuse_bad_figures
 from pytest_colibri.units import Figure, format_bytes
@@ -11,8 +11,8 @@ from pytest_colibri.units import Figure, format_bytes
 CHECK = "placement.plan"
 
 
-def placement(request: PlanRequest) -> tuple[Finding, Plan | None]:
-    """Return the finding on whether the model fits, and the plan, None where there is none.
+def placement(request: PlanRequest) -> tuple[tuple[Finding, ...], Plan | None]:
+    """Return what is found of whether the model fits, and the plan, None where there is none.
 
     Raises UsageError for figures that no planner could answer.
     """
@@ -20,12 +20,14 @@ def placement(request: PlanRequest) -> tuple[Finding, Plan | None]:
     try:
         answer = plan(request)
     except DoesNotFit as error:
-        return Finding(CHECK, "failed", str(error)), None
+        return (Finding(CHECK, "failed", str(error)),), None
     except HostMismatch as error:
-        return Finding(CHECK, "unknown", str(error)), None
+        return (Finding(CHECK, "unknown", str(error)),), None
     except UsageError as error:
-        return Finding(CHECK, "failed", f"it cannot be planned: {error}"), None
-    return Finding(CHECK, "warning" if answer.warnings else "ok", _sentence(answer), _figures(answer)), answer
+        lacking = Finding("container.config", "failed", str(error))
+        return (lacking, no_placement("the rules of the family need more than config.json says")), None
+    state: State = "warning" if answer.warnings else "ok"
+    return (Finding(CHECK, state, _sentence(answer), _figures(answer)),), answer
 
 
 def no_placement(because: str) -> Finding:
