@@ -38,12 +38,25 @@ def threads_may_spin(request: PlanRequest) -> bool:
 @rule("drafts are off where they cost", applies=leaves_drafts_open)
 def draft_is_off(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """Drafts cost 42 % where computing bounds the run, and 32 % where the disk does at a low hit rate."""
-    bottleneck = stated(statement.bottleneck, "what bounds the run")
-    rate = stated(statement.hit_rate, "a hit rate")
+    bottleneck, rate = _bottleneck(statement), _hit_rate(statement, request)
     draft = exported(statement, request, "DRAFT")
     slow = bottleneck == "disk" and rate < LEAST_HIT_RATE_FOR_DRAFTS
     if (bottleneck == "compute" or slow) and draft != "0":
         yield f"DRAFT={draft}, with a run bound by {bottleneck} at a hit rate of {rate}"
+
+
+def _bottleneck(statement: PlanStatement) -> str:
+    """Return what bounds the run by where the experts are, which plans without a word for it state too."""
+    if stated(statement.cold_bytes, "the bytes of cold experts") > 0:
+        return "disk"
+    warm = stated(statement.warm_bytes, "the bytes of warm experts")
+    return "mixed" if warm > 0 and working_devices(statement) else "compute"
+
+
+def _hit_rate(statement: PlanStatement, request: PlanRequest) -> float:
+    """Return the share of expert bytes that need no disk, to the 4 digits of plans."""
+    experts, cold = request.geometry.expert_bytes, stated(statement.cold_bytes, "the bytes of cold experts")
+    return round((experts - cold) / experts, 4) if experts else 1.0
 
 
 @rule("drafts asked for are left to the engine", applies=wants_drafts)
@@ -67,7 +80,7 @@ def cuda_pipe_fits_devices(statement: PlanStatement, request: PlanRequest) -> It
 @rule("reads overlap where the CPU does both")
 def reads_overlap(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """PIPE=1 where no device works and the disk bounds the run."""
-    bottleneck = stated(statement.bottleneck, "what bounds the run")
+    bottleneck = _bottleneck(statement)
     pipe = statement.environment.get("PIPE", request.environment.get("PIPE"))
     if bottleneck == "disk" and not working_devices(statement) and pipe is None:
         yield f"PIPE={pipe}, with a run on the CPU that is bound by the {bottleneck}"
