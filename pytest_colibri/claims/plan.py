@@ -88,6 +88,7 @@ def read_plan(plan: Mapping[str, object], environment: Mapping[str, str]) -> Pla
     tiers = document.section("tiers")
     ram, vram, disk = tiers.section("ram"), tiers.section("vram"), tiers.section("disk")
     model, cpu, policy = document.section("model"), document.section("cpu"), document.section("policy")
+    tune = document.section("tune")
     return PlanStatement(
         limit_bytes=ram.count("available_bytes"),
         ram_budget_bytes=ram.count("budget_bytes"),
@@ -113,7 +114,7 @@ def read_plan(plan: Mapping[str, object], environment: Mapping[str, str]) -> Pla
         context=document.section("request").count("context"),
         policy=policy.text("name"),
         quality_preserving=policy.switch("quality_preserving"),
-        tune={name: _setting(item) for name, item in document.section("tune").items()},
+        tune={printable(name): _setting(tune, name) for name in tune.names()},
         warnings=document.texts("warnings"),
         environment=environment,
         steps={str(step.text("name")): step.count("bytes") for step in document.sections("steps")},
@@ -134,7 +135,11 @@ def _device(item: _Section) -> DeviceStatement:
     )
 
 
-def _setting(item: _Section) -> tuple[str, str]:
+def _setting(tune: _Section, name: str) -> tuple[str, str]:
+    """Return (value, reason); a hint for a person, whose name starts with ``_``, may be a text alone."""
+    if name.startswith("_") and tune.holds_text(name):
+        return tune.text(name) or "", ""
+    item = tune.section(name)
     return item.text("value") or "", item.text("reason") or ""
 
 
@@ -154,8 +159,11 @@ class _Section:
     def section(self, key: str) -> _Section:
         return _Section(self._values.get(key), f"{self._place}.{printable(key)}")
 
-    def items(self) -> list[tuple[str, _Section]]:
-        return [(printable(key), self.section(key)) for key in self._values]
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    def holds_text(self, key: str) -> bool:
+        return isinstance(self._values.get(key), str)
 
     def sections(self, key: str) -> list[_Section]:
         place = f"{self._place}.{key}"

@@ -118,6 +118,12 @@ WRONG = [
 ]  # fmt: skip
 
 
+def test_a_hint_may_be_a_text_alone() -> None:
+    tune = {"_numactl": "numactl --interleave=all", "_other": {"value": "1", "reason": "two"}}
+    statement = read_plan(with_value("tune", tune), {})
+    assert statement.tune == {"_numactl": ("numactl --interleave=all", ""), "_other": ("1", "two")}
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"), WRONG, ids=[f"{path} {str(value)[:12]}" for path, value, _ in WRONG]
 )
