@@ -289,6 +289,15 @@ def test_a_binary_of_another_machine_fails_and_tells_no_libraries(engine: Callab
 
 
 @linux
+def test_an_unknown_machine_is_not_another(engine: Callable[..., Path]) -> None:
+    recorded = emulate_host(find_profile("host-3gb"))
+    assert (
+        examined(engine(NO_CALL), replace(recorded, architecture="unknown"))["engine.binary"].state
+        == "unknown"
+    )
+
+
+@linux
 def test_the_libraries_of_a_recorded_machine_are_not_looked_for(engine: Callable[..., Path]) -> None:
     path = engine(VULKAN, "libvulkan.so.1")
     found = examined(path, replace(here([CUDA_GPU]), kind="emulated"))

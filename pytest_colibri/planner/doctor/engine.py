@@ -60,6 +60,12 @@ def engine_findings(path: Path, host: Host, environment: Mapping[str, str]) -> I
 
 def _binary(program: Elf, host: Host) -> Finding:
     check, built_for = "engine.binary", f"{program.architectures[0]}, {program.bits} bits"
+    if {host.system, host.architecture} & {"unknown", ""}:
+        return Finding(
+            check,
+            "unknown",
+            f"built for Linux on {built_for}; which system and processor are here is unknown",
+        )
     if host.system != "linux" or host.architecture not in program.architectures:
         return Finding(
             check,
