@@ -20,6 +20,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from pytest_colibri.errors import Unavailable, UsageError
@@ -45,48 +47,76 @@ _CGROUP_MOUNT = PurePosixPath("/sys/fs/cgroup")
 _MEMORY_V1_MOUNT = _CGROUP_MOUNT / "memory"
 
 
-class Stage:
-    """The recordings of ``profile``, laid out in ``folder`` for programs to find.
+@dataclass(frozen=True)
+class _Layout:
+    """What was written for a stage: ``bindings`` is what its entry reads, None where it cannot enter."""
 
-    ``reach`` says in a sentence how they are replayed here. ``is_complete`` tells whether any program finds
-    what is recorded; otherwise only one does that follows the description that STAGE_VARIABLE names. Raises
-    UsageError for a profile without recordings, Unavailable on Windows.
+    bindings: Path | None
+    is_complete: bool
+    reach: str
+
+
+class Stage:
+    """The recordings of ``profile``, laid out in ``folder`` for programs to find, once one asks for them.
+
+    Raises UsageError for a profile without recordings. Whatever a program needs of it raises Unavailable on
+    Windows.
     """
 
     def __init__(self, profile: Profile, folder: Path) -> None:
-        if os.name != "posix":
-            raise Unavailable("recorded tools are replayed by scripts, which Windows does not start; use WSL")
         if not profile.recordings:
             raise UsageError(f"{profile.path}: profile {profile.name} has no recordings to replay")
         self.profile = profile
         self._texts = {str(recording.tool): recording.text for recording in profile.recordings}
         self._folder = folder.absolute()
         self._tools = self._folder / "bin"
-        self._write_tools()
-        recorded = self._write_recorded_files()
-        bound = _that_exist(self._write_hiding_files() | recorded)
-        self._bindings = self._write("bindings.json", json.dumps(bound | self._hidden_tools()))
-        obstacle = self._obstacle()
-        self._enters = obstacle is None
-        redirected = (
-            recorded if obstacle else {path: recorded[path] for path in recorded.keys() - bound.keys()}
-        )
-        self.is_complete = not redirected and "cim" not in self._texts
-        self._write_behaviour(redirected)
-        self.reach = self._describe(bound, redirected, obstacle)
+
+    @property
+    def reach(self) -> str:
+        """How the recordings are replayed here, in a sentence."""
+        return self._layout.reach
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether any program finds what is recorded.
+
+        Otherwise only one does that follows the description which STAGE_VARIABLE names.
+        """
+        return self._layout.is_complete
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
         """Return the command that runs ``argv`` on this stage; its environment is to be staged too."""
-        if not self._enters:
+        bindings = self._layout.bindings
+        if bindings is None:
             return tuple(argv)
-        return (*_ISOLATED_PYTHON, str(Path(stage_entry.__file__)), str(self._bindings), *argv)
+        return (*_ISOLATED_PYTHON, str(Path(stage_entry.__file__)), str(bindings), *argv)
 
     def environment(self, base: Mapping[str, str]) -> Mapping[str, str]:
         """Return ``base`` with the PATH of this stage and what leads to its other parts."""
+        _ = self._layout
         staged = {**base, "PATH": str(self._tools), STAGE_VARIABLE: str(self._folder / "stage.json")}
         if "hipinfo" in self._texts:
             staged["HIP_PATH"] = str(self._folder)  # where an installer of the HIP SDK has bin/hipInfo.exe
         return staged
+
+    @cached_property
+    def _layout(self) -> _Layout:
+        if os.name != "posix":
+            raise Unavailable("recorded tools are replayed by scripts, which Windows does not start; use WSL")
+        self._write_tools()
+        recorded = self._write_recorded_files()
+        bound = _that_exist(self._write_hiding_files() | recorded)
+        bindings = self._write("bindings.json", json.dumps(bound | self._hidden_tools()))
+        obstacle = _obstacle(bindings)
+        redirected = (
+            recorded if obstacle else {path: recorded[path] for path in recorded.keys() - bound.keys()}
+        )
+        self._write_behaviour(redirected)
+        return _Layout(
+            bindings=bindings if obstacle is None else None,
+            is_complete=not redirected and "cim" not in self._texts,
+            reach=self._describe(bound, redirected, obstacle),
+        )
 
     def _write_tools(self) -> None:
         for name in ("python", "python3"):
@@ -196,14 +226,6 @@ class Stage:
         cores = parse_cim_cores(self._texts["cim"]).physical_cores
         return {"total_bytes": total.bytes, "available_bytes": available.bytes, "cores": cores}
 
-    def _obstacle(self) -> str | None:
-        """Return why files cannot be bound here, None when they can: it is tried, and nothing is run."""
-        if sys.platform != "linux":
-            return f"{sys.platform} has no mount namespaces"
-        entry = [*_ISOLATED_PYTHON, str(Path(stage_entry.__file__)), str(self._bindings)]
-        attempt = run_tool(entry)
-        return None if attempt.status == 0 else printable(attempt.errors.strip() or "no reason is given")
-
     def _write_behaviour(self, redirected: Mapping[str, str]) -> None:
         """Write what a driver of planners in Python is to do.
 
@@ -245,6 +267,14 @@ class Stage:
         path = self._folder / name
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def _obstacle(bindings: Path) -> str | None:
+    """Return why files cannot be bound here, None when they can: it is tried, and nothing is run."""
+    if sys.platform != "linux":
+        return f"{sys.platform} has no mount namespaces"
+    attempt = run_tool([*_ISOLATED_PYTHON, str(Path(stage_entry.__file__)), str(bindings)])
+    return None if attempt.status == 0 else printable(attempt.errors.strip() or "no reason is given")
 
 
 def _that_exist(files: Mapping[str, str]) -> dict[str, str]:

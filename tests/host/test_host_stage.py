@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_colibri.errors import UsageError
+from pytest_colibri.host import stage as stage_module
 from pytest_colibri.host.amdgpu import parse_drm
 from pytest_colibri.host.emulated import emulate_host
 from pytest_colibri.host.stage import STAGE_VARIABLE, Stage
@@ -140,7 +141,7 @@ def test_both_versions_of_control_groups_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../memory.max", "/etc/memory.max", "a/../../memory.max", "a/..", "/"])
 def test_a_group_outside_of_the_mount_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"'{re.escape(name)}' is no file below /sys/fs/cgroup"):
-        stage_of(tmp_path / "stage", cgroup_v2=GROUP.replace("memory.max", name))
+        assert stage_of(tmp_path / "stage", cgroup_v2=GROUP.replace("memory.max", name)).reach
     assert not list(tmp_path.rglob("memory.max"))
 
 
@@ -320,7 +321,7 @@ def test_reach_names_what_is_replayed_and_what_is_not(tmp_path: Path) -> None:
 def test_without_namespaces_the_files_are_listed_for_a_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Stage, "_obstacle", lambda _: "refused by the system")
+    monkeypatch.setattr(stage_module, "_obstacle", lambda _: "refused by the system")
     stage = stage_of(tmp_path, meminfo=MEMINFO)
     assert not stage.is_complete
     assert stage.command(("planner", "x")) == ("planner", "x")

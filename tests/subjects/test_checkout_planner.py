@@ -12,6 +12,7 @@ import pytest
 from fake_checkouts import write_checkout, write_planner
 
 from pytest_colibri.errors import Unavailable, UsageError
+from pytest_colibri.host import stage as stage_module
 from pytest_colibri.host.stage import Stage
 from pytest_colibri.profiles.loader import find_profile
 from pytest_colibri.profiles.model import Recording, Tool
@@ -33,7 +34,7 @@ RECORDINGS = {
 def stage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """Return a stage of each kind; what is redirected works wherever Python does."""
     if request.param == "redirected":
-        monkeypatch.setattr(Stage, "_obstacle", lambda _: "refused by the test")
+        monkeypatch.setattr(stage_module, "_obstacle", lambda _: "refused by the test")
     recordings = tuple(Recording(cast(Tool, tool), "constructed", text) for tool, text in RECORDINGS.items())
     profile = dataclasses.replace(find_profile("nvidia-unified"), recordings=recordings)
     stage = Stage(profile, tmp_path / "stage")
@@ -293,7 +294,7 @@ def test_a_folder_that_is_no_checkout(tmp_path: Path) -> None:
 def test_a_program_that_follows_no_redirection_is_not_shown_a_mix_of_machines(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Stage, "_obstacle", lambda _: "refused by the test")
+    monkeypatch.setattr(stage_module, "_obstacle", lambda _: "refused by the test")
     stage = Stage(find_profile("nvidia-cuda"), tmp_path / "stage")
     planner = ProgramPlanner("mine", (sys.executable, "-c", "print(1)"))
     with pytest.raises(Unavailable, match=r"mine would see a mix of two machines: .*refused by the test"):
