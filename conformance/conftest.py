@@ -17,8 +17,10 @@ from pytest_colibri.judge.model import Settle, Verdict
 from pytest_colibri.judge.planning import PlanCase
 from pytest_colibri.judge.tokens import REFERENCE_FILE, TokenReference, read_token_reference
 from pytest_colibri.judge.trial import Case, Mode, Placement, Trial, Trials
-from pytest_colibri.plugin import EVERY_PROFILE, ColibriSession, registry_file, setting, settings
+from pytest_colibri.plugin.options import EVERY_PROFILE, setting, settings
+from pytest_colibri.plugin.session import ColibriSession
 from pytest_colibri.profiles.loader import profile_names
+from pytest_colibri.suite import registry_file
 from pytest_colibri.units import GB
 
 GOLDEN = Path(__file__).parent / "engine" / "golden"

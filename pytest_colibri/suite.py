@@ -1,4 +1,4 @@
-"""Where the conformance suite lies."""
+"""Where the conformance suite and the registry of reports lie."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ def suite_directory() -> Path:
     package = Path(__file__).parent
     installed = package / "_suite"
     return installed if installed.is_dir() else package.parent / "conformance"
+
+
+def registry_file() -> Path:
+    """Return the registry of public reports, which lies beside the tests that decide them."""
+    return suite_directory() / "issues.yaml"

@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_colibri.judge.model import Settle
 from pytest_colibri.judge.planning import PlanCase, PlanTrials
 from pytest_colibri.planner.environment import engine_variables
-from pytest_colibri.plugin import ColibriSession
+from pytest_colibri.plugin.session import ColibriSession
 
 
 def test_plan_is_true_of_the_machine(

@@ -23,7 +23,7 @@ import pytest
 
 from pytest_colibri.container.tiny import write_tiny_model
 from pytest_colibri.judge.status import Status
-from pytest_colibri.plugin import OPTIONS
+from pytest_colibri.plugin.options import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -1,8 +1,4 @@
-"""The pytest plugin: options, markers, fixtures, the choice of tests, header, summary and exit status.
-
-Without a profile it registers options and markers and does nothing else. Everything heavy is imported where
-it is used, so that a pytest start without a profile pays nothing for it.
-"""
+"""A session with a profile: machines, subjects, the choice of tests, verdicts, and the end of it all."""
 
 from __future__ import annotations
 
@@ -10,177 +6,64 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import pytest
 
+from pytest_colibri.container.scan import read_geometry
+from pytest_colibri.container.usage import USAGE_FILE, read_usage
 from pytest_colibri.errors import UsageError
-
-if TYPE_CHECKING:
-    from pytest_colibri.host.model import Host
-    from pytest_colibri.judge.issues import Issue, IssueResult
-    from pytest_colibri.judge.model import Settle, Verdict
-    from pytest_colibri.judge.planning import PlanTrials
-    from pytest_colibri.judge.trial import Trials
-    from pytest_colibri.profiles.model import Profile
-    from pytest_colibri.subjects.planner import PlannerSubject
-    from pytest_colibri.subjects.protocol import EngineSubject
-    from pytest_colibri.witness.evidence import Reach
-
-    Machine = tuple[Profile, Host]
+from pytest_colibri.host.emulated import emulate_host
+from pytest_colibri.host.live import ALL_APIS, probe_host
+from pytest_colibri.host.matching import best_profile, matching_accelerators, mismatches
+from pytest_colibri.host.model import Host
+from pytest_colibri.judge.issues import (
+    Issue,
+    IssueResult,
+    conclude_issues,
+    issue_results,
+    read_issues,
+    select_issues,
+)
+from pytest_colibri.judge.model import Verdict
+from pytest_colibri.judge.planning import PlanTrials
+from pytest_colibri.judge.status import Status, conclude
+from pytest_colibri.judge.tokens import REFERENCE_FILE, read_token_reference
+from pytest_colibri.judge.trial import Trials, dispatch_reach
+from pytest_colibri.plugin.options import EVERY_PROFILE, EVIDENCE_FILE, setting, settings, shown_settings
+from pytest_colibri.profiles.loader import all_profiles, find_profile, profile_names
+from pytest_colibri.profiles.model import Profile, Tier
+from pytest_colibri.report.bundle import plan_trial_to_json, trial_to_json, write_bundle
+from pytest_colibri.report.privacy import redactor
+from pytest_colibri.report.terminal import explanations, verdict_table
+from pytest_colibri.subjects.checkout import checkout_planner
+from pytest_colibri.subjects.planner import PlannerSubject
+from pytest_colibri.subjects.planner_program import planner_program
+from pytest_colibri.subjects.program import program_engine, reference_engine
+from pytest_colibri.subjects.protocol import EngineSubject
+from pytest_colibri.subjects.reference_planner import ReferencePlanner
+from pytest_colibri.suite import registry_file
+from pytest_colibri.units import parse_bytes
+from pytest_colibri.witness.evidence import Reach
 
 VERDICT_PROPERTY = "colibri.verdict"
 NOT_APPLICABLE_PROPERTY = "colibri.not_applicable"
 TRIALS_KEY = "colibri_trials"
 PLANS_KEY = "colibri_plans"
-EVERY_PROFILE = "all"
-EVIDENCE_FILE = "colibri-evidence.json"
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 7 * 24 * 3600
-SWITCHES = {"1": True, "true": True, "yes": True, "on": True} | dict.fromkeys(
-    ("", "0", "false", "no", "off"), False
+
+Machine = tuple[Profile, Host]
+
+# Backends that the embedded engine does not compute on, and the profile that reaches such a device with it.
+CHECKOUT_BACKENDS = {"rocm": "amd-vulkan", "metal": "apple-vulkan"}
+CHECKOUT_SENTENCE = (
+    "rocm and metal judge a checkout (--colibri), which this version cannot do yet: the embedded engine does "
+    "not compute on them. It can be judged on the same device through Vulkan: --profile="
 )
-
-
-@dataclass(frozen=True)
-class Option:
-    """A setting with its long option, ini twin ``colibri_NAME`` and environment twin ``COLIBRI_NAME``."""
-
-    name: str
-    help: str
-    metavar: str | None = None
-    alias: str | None = None
-    repeatable: bool = False
-
-    @property
-    def flag(self) -> str:
-        """The long option, which no other plugin owns."""
-        return f"--colibri-{self.name}"
-
-    @property
-    def dest(self) -> str:
-        """The name under which pytest keeps it, of its ini twin too."""
-        return f"colibri_{self.name.replace('-', '_')}"
-
-
-OPTIONS = (
-    Option("profile", "hardware profile: a name, a YAML file, 'auto', or 'all'", "NAME", "--profile"),
-    Option(
-        "emulate", "judge plans on the host that the profile recorded; no engine is run", None, "--emulate"
-    ),
-    Option("model", "model folder to run instead of the suite's tiny models", "DIR", "--model"),
-    Option("issue", "public report to confirm (may be repeated; see docs/issues.md)", "ID", "--issue", True),
-    Option("checkout", "colibri checkout whose planner is judged", "DIR", "--colibri"),
-    Option("planner", "planner to judge: a command that speaks the planner protocol", "COMMAND"),
-    Option("engine", "engine to judge: a command that speaks the engine protocol", "COMMAND"),
-    Option("shaders", "folder with the SPIR-V files of that engine, to tell its pieces apart", "DIR"),
-    Option("evidence", f"file that receives the evidence (default: {EVIDENCE_FILE})", "FILE"),
-    Option("timeout", "seconds that one run of an engine may take (default: 120)", "SECONDS"),
-    Option("memory-floor", "stop an engine when less than this is available, such as 2GB", "SIZE"),
-    Option("identities", "keep UUIDs, host and user names in the evidence"),
-)
-
-# Who else registers one of our aliases, by distribution and by the name of its pytest11 entry point. A second
-# registration makes pytest abort, and catching that is too late: so look before registering.
-ALIAS_OWNERS = {"--profile": {"pytest-profiling": "profiling", "pytest-profiles": "pytest_profiles"}}
-
-MARKERS = (
-    "colibri_engine: runs an engine; deselected on an emulated host",
-    "colibri_tier(name): judges a tier ('vram', 'ram' or 'disk'); deselected where the profile claims none",
-)
-
-
-def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Register every option in one group, with its twins; aliases only where nobody else owns them."""
-    group = parser.getgroup("colibri", "hardware conformance (pytest-colibri)")
-    for option in OPTIONS:
-        names = [option.flag]
-        if option.alias and not _is_owned(option.alias, pluginmanager):
-            names.append(option.alias)
-        if option.metavar is None:
-            group.addoption(*names, dest=option.dest, action="store_true", default=None, help=option.help)
-            parser.addini(option.dest, option.help, type="bool", default=None)
-        else:
-            action = "append" if option.repeatable else "store"
-            group.addoption(
-                *names,
-                dest=option.dest,
-                metavar=option.metavar,
-                action=action,
-                default=None,
-                help=option.help,
-            )
-            parser.addini(option.dest, option.help, default=None)
-
-
-def _is_owned(alias: str, pluginmanager: pytest.PytestPluginManager) -> bool:
-    autoload = "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ
-    for distribution, entry_point in ALIAS_OWNERS.get(alias, {}).items():
-        if pluginmanager.is_blocked(entry_point):
-            continue
-        try:
-            metadata.distribution(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-        if autoload or pluginmanager.has_plugin(entry_point):
-            return True
-    return False
-
-
-def setting(config: pytest.Config, name: str) -> str | bool | None:
-    """Return a setting: the command line wins over the environment, and that over the ini file."""
-    option = next(option for option in OPTIONS if option.name == name)
-    value: str | bool | None = config.getoption(option.dest)
-    if value is None:
-        value = os.environ.get(option.dest.upper()) or config.getini(option.dest)
-    if option.metavar is None and isinstance(value, str):
-        if value.lower() not in SWITCHES:
-            raise pytest.UsageError(
-                f"{option.dest.upper()}={value}: write one of {', '.join(word for word in SWITCHES if word)}"
-            )
-        return SWITCHES[value.lower()]
-    if value == "" and config.getoption(option.dest) is not None:
-        raise pytest.UsageError(f"{option.flag}: give a {option.metavar}, or leave the option out")
-    return value or None
-
-
-def settings(config: pytest.Config, name: str) -> tuple[str, ...]:
-    """Return the values of an option that may be repeated; its twins hold them with spaces between."""
-    option = next(option for option in OPTIONS if option.name == name)
-    given: list[str] | None = config.getoption(option.dest)
-    if given is not None:
-        return tuple(given)
-    return tuple(str(os.environ.get(option.dest.upper()) or config.getini(option.dest) or "").split())
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers; with a profile, read it and become active. A bad one is a usage error."""
-    for marker in MARKERS:
-        config.addinivalue_line("markers", marker)
-    if setting(config, "profile") is None:
-        if settings(config, "issue"):
-            raise pytest.UsageError(
-                "--issue needs a machine: give --profile=NAME (of yours; with --emulate of a recorded one)"
-            )
-        return
-    try:
-        session = ColibriSession(config)
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from None
-    config.pluginmanager.register(session, "colibri-session")
-    if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args[:] = [str(suite_directory())]
-
-
-def suite_directory() -> Path:
-    """Return where the conformance suite is: inside an installed package, else beside it in a checkout."""
-    package = Path(__file__).parent
-    installed = package / "_suite"
-    return installed if installed.is_dir() else package.parent / "conformance"
 
 
 class ColibriSession:
@@ -219,8 +102,6 @@ class ColibriSession:
         self.timeout_s = _parse_seconds(str(setting(self.config, "timeout") or DEFAULT_TIMEOUT_S))
 
     def _read_subjects(self) -> None:
-        from pytest_colibri.subjects.program import program_engine, reference_engine
-
         engine, shaders = setting(self.config, "engine"), setting(self.config, "shaders")
         if shaders and not engine:
             raise UsageError("--colibri-shaders belongs to --colibri-engine: give both, or none")
@@ -234,7 +115,7 @@ class ColibriSession:
             raise UsageError("--colibri and --colibri-planner name two planners: give one")
         if checkout and engine:
             raise UsageError("--colibri and --colibri-engine name two engines: give one")
-        self.foreign_planner = _foreign_planner(checkout, planner)
+        self.planner = _planner_subject(checkout, planner)
         self.judges_engine = not self.emulated and not checkout and bool(engine or not planner)
 
     def _read_profile(self, name: str) -> None:
@@ -243,14 +124,7 @@ class ColibriSession:
         if name == "auto" and self.emulated:
             raise UsageError("--emulate needs a named profile; 'auto' looks at the machine that is here")
         self.everything = name == EVERY_PROFILE
-        self.profile_or_auto = None if name in (EVERY_PROFILE, "auto") else _find_profile(name)
-
-    @cached_property
-    def planner(self) -> PlannerSubject:
-        """The planner under test: the embedded one, where no other is named."""
-        from pytest_colibri.subjects.reference_planner import ReferencePlanner
-
-        return self.foreign_planner or ReferencePlanner()
+        self.profile_or_auto = None if name in (EVERY_PROFILE, "auto") else find_profile(name)
 
     @property
     def title(self) -> str:
@@ -263,9 +137,6 @@ class ColibriSession:
         if self.profile_or_auto is not None:
             return self.profile_or_auto
         assert not self.everything, "a session of every profile has no machine of its own"
-        from pytest_colibri.host.matching import best_profile
-        from pytest_colibri.profiles.loader import all_profiles
-
         profile, self.auto_reason = best_profile(all_profiles(), self.host, self.subject.backends)
         return profile
 
@@ -273,11 +144,7 @@ class ColibriSession:
     def host(self) -> Host:
         """The machine: probed here, or replayed from the profile's recordings."""
         if self.emulated:
-            from pytest_colibri.host.emulated import emulate_host
-
             return emulate_host(self.profile)
-        from pytest_colibri.host.live import ALL_APIS, probe_host
-
         known = self.profile_or_auto
         return probe_host(ALL_APIS if known is None else frozenset({known.backend} - {"cpu"}))
 
@@ -286,16 +153,14 @@ class ColibriSession:
         if name is None:
             return self.profile, self.host
         if name not in self._machines:
-            from pytest_colibri.host.emulated import emulate_host
-
-            profile = _find_profile(name)
+            profile = find_profile(name)
             self._machines[name] = profile, emulate_host(profile)
         return self._machines[name]
 
     @cached_property
     def machines(self) -> tuple[Machine, ...]:
         """The machines that this session may speak of."""
-        names = _profile_names() if self.everything else (None,)
+        names = profile_names() if self.everything else (None,)
         return tuple(map(self.machine, names))
 
     def why_not_applicable(self, issue: str, profile: Profile, host: Host) -> str | None:
@@ -306,8 +171,6 @@ class ColibriSession:
     @cached_property
     def redact(self) -> Callable[[object], object]:
         """What every report passes through, so that nothing private leaves; nothing changes on request."""
-        from pytest_colibri.report.privacy import redactor
-
         if setting(self.config, "identities"):
             return lambda value: value
         hosts = (host for _, host in self.machines)
@@ -316,14 +179,10 @@ class ColibriSession:
     @cached_property
     def reach(self) -> Reach:
         """What the dispatch witness can see of this backend here."""
-        from pytest_colibri.judge.trial import dispatch_reach
-
         return dispatch_reach(self.profile.backend)
 
     def trials_in(self, directory: Path) -> Trials:
         """Return what plans and runs the cases of this session; its files go to ``directory``."""
-        from pytest_colibri.judge.trial import Trials
-
         if self.trials is None:
             self.trials = Trials(
                 self.profile,
@@ -338,8 +197,6 @@ class ColibriSession:
 
     def plan_trials_in(self, directory: Path) -> PlanTrials:
         """Return what puts questions to the planner of this session; its files go to ``directory``."""
-        from pytest_colibri.judge.planning import PlanTrials
-
         if self.plan_trials is None:
             self.plan_trials = PlanTrials(self.planner, directory, emulated=self.emulated)
         return self.plan_trials
@@ -355,9 +212,6 @@ class ColibriSession:
 
     def _refusal(self) -> tuple[int, str] | None:
         """Return why nothing can be shown here, None when the run may go on."""
-        from pytest_colibri.host.matching import mismatches
-        from pytest_colibri.judge.status import Status
-
         if self.everything:
             return None
         backend, backends = self.profile.backend, self.subject.backends
@@ -375,7 +229,7 @@ class ColibriSession:
         """Say what is judged, on which machine, and who watches."""
         if self.everything:
             lines = [
-                f"colibri: every profile, each on the machine that it recorded: {len(_profile_names())}",
+                f"colibri: every profile, each on the machine that it recorded: {len(profile_names())}",
                 f"colibri: planner: {self.planner.name}",
             ]
         elif self.config.option.collectonly:
@@ -383,10 +237,7 @@ class ColibriSession:
         else:
             lines = list(self._header())
         lines += [f"colibri: issue {issue.id}: {issue.title}" for issue in self.issues]
-        chosen = [
-            f"{o.name}={value}" for o in OPTIONS if (value := _shown_setting(self.config, o)) is not None
-        ]
-        return [*lines, f"colibri: options: {', '.join(chosen)}"]
+        return [*lines, f"colibri: options: {', '.join(shown_settings(self.config))}"]
 
     def _header(self) -> Iterator[str]:
         profile, host = self.profile, self.host
@@ -413,8 +264,6 @@ class ColibriSession:
         yield "colibri: witness: memory sampler: process tree and available memory"
 
     def _accelerators(self) -> list[str]:
-        from pytest_colibri.host.matching import matching_accelerators
-
         return [device.describe() for device in matching_accelerators(self.profile, self.host)[:1]]
 
     @pytest.hookimpl(tryfirst=True)
@@ -458,10 +307,26 @@ class ColibriSession:
         tier = _tier_of(item, marker)
         return None if tier in self.profile.tiers else f"checks of the tier {tier}, which the profile has not"
 
+    def settle(self, item: pytest.Item, case: object, verdicts: Iterable[Verdict]) -> None:
+        """Record the verdicts of a case, and give the test that asks its outcome."""
+        rows: Any = self.redact([{**asdict(verdict), "case": str(case)} for verdict in verdicts])
+        for row in rows:
+            item.user_properties.append((VERDICT_PROPERTY, json.dumps(row)))
+        broken = [_in_words(row) for row in rows if row["state"] == "broken"]
+        if broken:
+            pytest.fail("; ".join(broken), pytrace=False)
+        states = {row["state"] for row in rows}
+        if "unwitnessed" in states or "held" not in states:
+            pytest.skip("; ".join(_in_words(row) for row in rows if row["state"] != "held"))
+
+    def skip_not_applicable(self, item: pytest.Item, issue: str, reason: str) -> None:
+        """Skip a test that says nothing on this machine; for an issue the reason is kept."""
+        if issue:
+            item.user_properties.append((NOT_APPLICABLE_PROPERTY, json.dumps({issue: reason})))
+        pytest.skip(f"not applicable: {reason}")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather the verdicts of every test, whichever process ran it."""
-        from pytest_colibri.judge.model import Verdict
-
         if report.when == "teardown":
             for name, value in report.user_properties:
                 if name == VERDICT_PROPERTY:
@@ -479,8 +344,6 @@ class ColibriSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Conclude, write the evidence, and set the exit status."""
-        from pytest_colibri.report.bundle import plan_trial_to_json, trial_to_json
-
         if self.trials is not None:
             self.trials_seen += [trial_to_json(trial) for trial in self.trials.done]
         if self.plan_trials is not None:
@@ -509,8 +372,6 @@ class ColibriSession:
         return status, sentence
 
     def _conclude_verdicts(self) -> tuple[int, str]:
-        from pytest_colibri.judge.status import Status, conclude
-
         backend = "cpu" if self.everything else self.profile.backend
         status, sentence = conclude(self.verdicts, backend, plans_only=not self.judges_engine)
         if status == Status.HELD and setting(self.config, "checkout") and not self.emulated:
@@ -518,15 +379,11 @@ class ColibriSession:
         return status, sentence
 
     def _conclude_issues(self) -> tuple[int, str]:
-        from pytest_colibri.judge.issues import conclude_issues
-
         return conclude_issues(self.issue_results, emulated=self.emulated)
 
     @cached_property
     def issue_results(self) -> list[IssueResult]:
         """What became of each half of the reports that were asked for, once all tests have run."""
-        from pytest_colibri.judge.issues import issue_results
-
         return [
             result
             for issue in self.issues
@@ -537,9 +394,6 @@ class ColibriSession:
 
     def _write_evidence(self) -> None:
         """Write the evidence file; when that fails, no run ends as if all were well."""
-        from pytest_colibri.judge.status import Status
-        from pytest_colibri.report.bundle import write_bundle
-
         assert self.conclusion is not None
         status, sentence = self.conclusion
         try:
@@ -561,7 +415,6 @@ class ColibriSession:
         """Print the table of verdicts, the reasons, the evidence file, and the conclusion."""
         if self.conclusion is None:
             return
-        from pytest_colibri.report.terminal import explanations, verdict_table
 
         writer = terminalreporter
         writer.section("colibri verdicts")
@@ -588,62 +441,21 @@ class ColibriSession:
         writer.write_line(f"{self.title}: {sentence} (exit status {int(status)})", bold=True)
 
 
-# Backends that the embedded engine does not compute on, and the profile that reaches such a device with it.
-CHECKOUT_BACKENDS = {"rocm": "amd-vulkan", "metal": "apple-vulkan"}
-CHECKOUT_SENTENCE = (
-    "rocm and metal judge a checkout (--colibri), which this version cannot do yet: the embedded engine does "
-    "not compute on them. It can be judged on the same device through Vulkan: --profile="
-)
-
-
-def _find_profile(name: str) -> Profile:
-    from pytest_colibri.profiles.loader import find_profile
-
-    return find_profile(name)
-
-
-def _profile_names() -> tuple[str, ...]:
-    from pytest_colibri.profiles.loader import profile_names
-
-    return profile_names()
-
-
 def _find_issues(names: tuple[str, ...]) -> tuple[Issue, ...]:
     if not names:
         return ()
-    from pytest_colibri.judge.issues import read_issues, select_issues
-
     return select_issues(read_issues(registry_file()), names)
 
 
-def registry_file() -> Path:
-    """Return where the registry of public reports is: beside the tests that decide them."""
-    return suite_directory() / "issues.yaml"
-
-
-def _foreign_planner(checkout: str | bool | None, command: str | bool | None) -> PlannerSubject | None:
+def _planner_subject(checkout: str | bool | None, command: str | bool | None) -> PlannerSubject:
     if checkout:
-        from pytest_colibri.subjects.checkout import checkout_planner
-
         return checkout_planner(Path(str(checkout)))
     if command:
-        from pytest_colibri.subjects.planner_program import planner_program
-
         return planner_program(str(command), "--colibri-planner")
-    return None
-
-
-def _shown_setting(config: pytest.Config, option: Option) -> str | bool | None:
-    return (
-        ",".join(settings(config, option.name)) or None if option.repeatable else setting(config, option.name)
-    )
+    return ReferencePlanner()
 
 
 def _check_model(folder: Path) -> None:
-    from pytest_colibri.container.scan import read_geometry
-    from pytest_colibri.container.usage import USAGE_FILE, read_usage
-    from pytest_colibri.judge.tokens import REFERENCE_FILE, read_token_reference
-
     read_geometry(folder)
     if (folder / USAGE_FILE).exists():
         read_usage(folder / USAGE_FILE)
@@ -653,8 +465,6 @@ def _check_model(folder: Path) -> None:
 
 
 def _tier_of(item: pytest.Item, marker: pytest.Mark) -> str:
-    from pytest_colibri.profiles.model import Tier
-
     allowed = get_args(Tier)
     if len(marker.args) != 1 or marker.kwargs or marker.args[0] not in allowed:
         raise pytest.UsageError(f"{item.nodeid}: colibri_tier takes one of {', '.join(allowed)}")
@@ -662,8 +472,6 @@ def _tier_of(item: pytest.Item, marker: pytest.Mark) -> str:
 
 
 def _parse_size(option: str, text: str) -> int:
-    from pytest_colibri.units import parse_bytes
-
     try:
         return parse_bytes(text)
     except ValueError as error:
@@ -693,80 +501,6 @@ def _short(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return path.name
-
-
-def _session(config: pytest.Config) -> ColibriSession:
-    session = config.pluginmanager.get_plugin("colibri-session")
-    if not isinstance(session, ColibriSession):
-        pytest.fail("this test needs a hardware profile: give --profile=NAME (see --help)", pytrace=False)
-    return session
-
-
-@pytest.fixture(scope="session")
-def colibri_session(pytestconfig: pytest.Config) -> ColibriSession:
-    """Return this session: its machines, its subjects, and the reports that it is to confirm."""
-    return _session(pytestconfig)
-
-
-@pytest.fixture(scope="session")
-def colibri_profile(pytestconfig: pytest.Config) -> Profile:
-    """Return the hardware profile of this session."""
-    return _session(pytestconfig).profile
-
-
-@pytest.fixture(scope="session")
-def colibri_host(pytestconfig: pytest.Config) -> Host:
-    """Return the machine: probed, or emulated from the profile's recordings."""
-    return _session(pytestconfig).host
-
-
-@pytest.fixture(scope="session")
-def colibri_trials(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Trials:
-    """Return what plans and runs the cases of this session, each once."""
-    return _session(pytestconfig).trials_in(tmp_path_factory.mktemp("colibri"))
-
-
-@pytest.fixture(scope="session")
-def colibri_plan_trials(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> PlanTrials:
-    """Return what puts questions to the planner under test, and judges its answers."""
-    return _session(pytestconfig).plan_trials_in(tmp_path_factory.mktemp("stages"))
-
-
-@pytest.fixture
-def colibri_settle(request: pytest.FixtureRequest) -> Settle:
-    """Return the function that records the verdicts of a case and gives the test its outcome.
-
-    A broken claim fails the test. What was not witnessed, or where nothing was held, skips it: it is no pass,
-    and the exit status of the session says so.
-    """
-
-    def settle(case: object, verdicts: Iterable[Verdict]) -> None:
-        from dataclasses import asdict
-
-        session = _session(request.config)
-        rows: Any = session.redact([{**asdict(verdict), "case": str(case)} for verdict in verdicts])
-        for row in rows:
-            request.node.user_properties.append((VERDICT_PROPERTY, json.dumps(row)))
-        broken = [_in_words(row) for row in rows if row["state"] == "broken"]
-        if broken:
-            pytest.fail("; ".join(broken), pytrace=False)
-        states = {row["state"] for row in rows}
-        if "unwitnessed" in states or "held" not in states:
-            pytest.skip("; ".join(_in_words(row) for row in rows if row["state"] != "held"))
-
-    return settle
-
-
-@pytest.fixture
-def colibri_not_applicable(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Return the function that skips a test since it says nothing here: for an issue, with the reason."""
-
-    def skip(issue: str, reason: str) -> None:
-        if issue:
-            request.node.user_properties.append((NOT_APPLICABLE_PROPERTY, json.dumps({issue: reason})))
-        pytest.skip(f"not applicable: {reason}")
-
-    return skip
 
 
 def _in_words(row: dict[str, str | None]) -> str:
