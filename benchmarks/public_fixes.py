@@ -4,8 +4,8 @@
 
 DIR is a clone of https://github.com/JustVugg/colibri with its history; it is only read. For each fix, the
 planner of the commit and that of the one before are asked on the emulated machine of the report, by
-``pytest --profile=all --emulate --issue=ID --colibri=COMMIT``. The table has one line for each fault. The
-status is 0 when every fault is reproduced before its fix and, where the fix mends it, not after.
+``pytest --profile=all --emulate --issue=ID --colibri=COMMIT``. So are the faults that are open in the last
+release. The status is 0 when every fault is reproduced where it is, and not after a fix that mends it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pytest_colibri.judge.issues import read_issues
+from pytest_colibri.suite import registry_file
 
 TIMEOUT_S = 600
 BEFORE, AFTER = "reproduced", "not_reproduced"
@@ -73,30 +76,57 @@ FIXES = (
 )
 
 
+RELEASE, RELEASE_COMMIT = "v1.7.0", "33e67a9"
+OPEN = ("186", "open-unified-reserve", "open-mig", "open-gpu-order", "open-cgroup", "open-small-host")
+
+
 def main() -> int:
-    """Ask every planner and print the table; return 0 when every result is as expected."""
+    """Ask every planner and print the tables; return 0 when every result is as expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--checkout", type=Path, required=True, help="clone of the engine")
     parser.add_argument("--issue", action="append", help="only this fault; may be repeated")
     options = parser.parse_args()
     fixes = [fix for fix in FIXES if options.issue is None or fix.issue in options.issue]
+    still_open = [issue for issue in OPEN if options.issue is None or issue in options.issue]
+    questions = [(commit, fix.issue) for fix in fixes for commit in (fix.parent, fix.commit)]
+    questions += [(RELEASE_COMMIT, issue) for issue in still_open]
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options.checkout, fixes, Path(folder))
-    print("| fault | parent | fix | at the parent | at the fix |\n|---|---|---|---|---|")
-    rows = [(fix, found[fix.parent, fix.issue], found[fix.commit, fix.issue]) for fix in fixes]
-    for fix, before, after in rows:
-        print(f"| {fix.issue} | {fix.parent} | {fix.commit} | {before} | {after} |")
-    told = [fix for fix, *results in rows if results == [BEFORE, AFTER if fix.mends else BEFORE]]
-    print(f"{len(told)} of {len(fixes)} results are as expected")
-    return 0 if len(told) == len(fixes) else 1
+        found = measure(options.checkout, questions, Path(folder))
+    print_table(
+        ("parent", "fix", "at the parent", "at the fix"),
+        {
+            fix.issue: (fix.parent, fix.commit, found[fix.parent, fix.issue], found[fix.commit, fix.issue])
+            for fix in fixes
+        },
+    )
+    print_table((f"at {RELEASE}",), {issue: (found[RELEASE_COMMIT, issue],) for issue in still_open})
+    expected = {(fix.parent, fix.issue): BEFORE for fix in fixes}
+    expected |= {(fix.commit, fix.issue): AFTER if fix.mends else BEFORE for fix in fixes}
+    expected |= {(RELEASE_COMMIT, issue): BEFORE for issue in still_open}
+    as_expected = sum(found[question] == state for question, state in expected.items())
+    print(f"{as_expected} of {len(expected)} results are as expected")
+    return 0 if as_expected == len(expected) else 1
 
 
-def measure(checkout: Path, fixes: Iterable[Fix], folder: Path) -> Mapping[tuple[str, str], str]:
-    """Return the result for each commit and issue; every planner is started once for all of its issues."""
+def print_table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+    """Print a table with a row for each fault, which its title and machines in the registry describe."""
+    issues = {issue.id: issue for issue in read_issues(registry_file())}
+    heading = ("fault", "what is wrong", "machine", *columns)
+    print(f"| {' | '.join(heading)} |\n{'|---' * len(heading)}|")
+    for name, cells in rows.items():
+        issue = issues[name]
+        linked = name if issue.link is None else f"[{name}]({issue.link})"
+        profiles = dict.fromkeys(question.profile for question in issue.planner)
+        print(f"| {' | '.join((linked, issue.title, ', '.join(profiles), *cells))} |")
+
+
+def measure(
+    checkout: Path, questions: Iterable[tuple[str, str]], folder: Path
+) -> Mapping[tuple[str, str], str]:
+    """Return the result of each (commit, issue); every planner is started once for all of its issues."""
     wanted: dict[str, list[str]] = {}
-    for fix in fixes:
-        wanted.setdefault(fix.parent, []).append(fix.issue)
-        wanted.setdefault(fix.commit, []).append(fix.issue)
+    for commit, issue in questions:
+        wanted.setdefault(commit, []).append(issue)
     found = {}
     for commit, issues in wanted.items():
         extract(checkout, commit, folder / commit)
