@@ -102,7 +102,6 @@ def test_no_frida(pytester: pytest.Pytester) -> None:
         ("--colibri-memory-floor=much", "write a number and one of"),
         ("--colibri-engine=no-such-program-here", "no such program"),
         ("--model=no-such-folder", "no-such-folder"),
-        ("--colibri=.", "cannot be judged yet"),
         ("--colibri-timeout=soon", "write seconds"),
         ("--colibri-shaders=.", "belongs to --colibri-engine"),
         ("--colibri-timeout=nan", "write seconds"),
