@@ -1,4 +1,7 @@
-"""Rules about the family of a model: what it caches is counted by its own rules."""
+"""Rules about the family of a model: what it caches is counted by its own rules.
+
+They are those of ``planner/families.py``, which ``tests/planner/test_family_rules.py`` works out by hand.
+"""
 
 from __future__ import annotations
 
