@@ -75,12 +75,13 @@ def _plan_questions(config: pytest.Config) -> Iterator[tuple[str | None, PlanCas
             elif asked_for:
                 yield None, question.case
     if not asked_for:
+        models = (USER_MODEL,) if setting(config, "model") else GENERAL_MODELS
         for name in profile_names() if every else (None,):
-            yield from ((name, case) for case in _general_cases())
+            yield from ((name, case) for case in _general_cases(models))
 
 
-def _general_cases() -> Iterator[PlanCase]:
-    for model in GENERAL_MODELS:
+def _general_cases(models: tuple[str, ...]) -> Iterator[PlanCase]:
+    for model in models:
         for name, request in GENERAL_REQUESTS.items():
             yield PlanCase(f"{model} {name}", model, request)
 

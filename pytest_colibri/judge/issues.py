@@ -99,16 +99,18 @@ def select_issues(issues: Sequence[Issue], names: Iterable[str]) -> tuple[Issue,
 
 
 def issue_results(
-    issue: Issue, verdicts: Collection[Verdict], not_applicable: str | None, *, emulated: bool
+    issue: Issue, verdicts: Collection[Verdict], mismatch: str | None, silence: str | None, *, emulated: bool
 ) -> Iterator[IssueResult]:
     """Say what became of each half of a report.
 
-    ``not_applicable`` is why its checks say nothing on the machines that were asked about. On an emulated
-    host no engine runs: a report with a planner half is decided by that alone.
+    ``mismatch`` is why it cannot be confirmed on the machine of this session, ``silence`` why its checks say
+    nothing there. On an emulated host no engine runs: a report with a planner half is decided by that alone.
     """
     if issue.planner:
-        yield IssueResult(issue.id, "planner", *_planner_state(issue, verdicts, not_applicable))
-    if issue.engine is not None:
+        yield IssueResult(issue.id, "planner", *_planner_state(issue, verdicts, mismatch or silence))
+    if issue.engine is not None and mismatch is not None:
+        yield IssueResult(issue.id, "engine", "not_applicable", mismatch)
+    elif issue.engine is not None:
         missing = "no engine runs on an emulated host" if emulated else "no run of this version shows it"
         yield IssueResult(issue.id, "engine", "inconclusive", f"{missing}; it would have to: {issue.engine}")
 

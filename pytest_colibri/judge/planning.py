@@ -25,6 +25,7 @@ from pytest_colibri.units import format_bytes
 # What is judged of an answer before its plan is: whether there is one, and whether it is right to give none.
 ANSWERS, REFUSAL = "planner_answers", "refusal_is_right"
 CHECKS = (ANSWERS, REFUSAL, *RULES)
+CLAIMS = frozenset(("planner answers", "refusal", *(rule.title for rule in RULES.values())))
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,13 @@ class Status(IntEnum):
 ASKED_FOR = ("device", "expert tier", "run completes")
 
 
-def conclude(verdicts: Collection[Verdict], backend: Backend, *, plans_only: bool) -> tuple[Status, str]:
+def conclude(
+    verdicts: Collection[Verdict], backend: Backend, *, plans_only: bool, emulated: bool
+) -> tuple[Status, str]:
     """Return the status of a run and the sentence that explains it.
 
     A run for a GPU backend that saw no tier at work has shown nothing, whatever else held. ``plans_only``
-    marks an emulated run, which speaks of plans and of nothing else.
+    marks a run without an engine, such as one on an ``emulated`` host: it speaks of plans and nothing else.
     """
     broken, unwitnessed, held = (_of(verdicts, "broken"), _of(verdicts, "unwitnessed"), _of(verdicts, "held"))
     withheld = [verdict for verdict in _of(verdicts, "not_claimed") if verdict.claim in ASKED_FOR]
@@ -38,7 +40,8 @@ def conclude(verdicts: Collection[Verdict], backend: Backend, *, plans_only: boo
     if not held:
         return Status.NOTHING_SHOWN, "nothing was shown: no claim was held"
     if plans_only:
-        return Status.HELD, f"{_count(held, 'held')}, on an emulated host: this speaks of plans only"
+        where = ", on an emulated host" if emulated else ""
+        return Status.HELD, f"{_count(held, 'held')}{where}: this speaks of plans only"
     if backend != "cpu" and not any(verdict.claim == "expert tier" for verdict in held):
         return Status.NOTHING_SHOWN, f"no tier was tested: nothing was shown for the backend {backend}"
     if withheld:

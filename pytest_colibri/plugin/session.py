@@ -61,8 +61,8 @@ Machine = tuple[Profile, Host]
 # Backends that the embedded engine does not compute on, and the profile that reaches such a device with it.
 CHECKOUT_BACKENDS = {"rocm": "amd-vulkan", "metal": "apple-vulkan"}
 CHECKOUT_SENTENCE = (
-    "rocm and metal judge a checkout (--colibri), which this version cannot do yet: the embedded engine does "
-    "not compute on them. It can be judged on the same device through Vulkan: --profile="
+    "rocm and metal judge the engine of a checkout (--colibri), which this version cannot run yet: the "
+    "embedded engine does not compute on them. It can be judged on the same device through Vulkan: --profile="
 )
 
 
@@ -373,7 +373,9 @@ class ColibriSession:
 
     def _conclude_verdicts(self) -> tuple[int, str]:
         backend = "cpu" if self.everything else self.profile.backend
-        status, sentence = conclude(self.verdicts, backend, plans_only=not self.judges_engine)
+        status, sentence = conclude(
+            self.verdicts, backend, plans_only=not self.judges_engine, emulated=self.emulated
+        )
         if status == Status.HELD and setting(self.config, "checkout") and not self.emulated:
             return Status.NOTHING_SHOWN, f"{sentence}; the engine of a checkout cannot be run in this version"
         return status, sentence
@@ -384,13 +386,12 @@ class ColibriSession:
     @cached_property
     def issue_results(self) -> list[IssueResult]:
         """What became of each half of the reports that were asked for, once all tests have run."""
-        return [
-            result
-            for issue in self.issues
-            for result in issue_results(
-                issue, self.verdicts, self.not_applicable.get(issue.id), emulated=self.emulated
-            )
-        ]
+        return [result for issue in self.issues for result in self._results_of(issue)]
+
+    def _results_of(self, issue: Issue) -> Iterator[IssueResult]:
+        mismatch = None if self.everything else issue.machine.mismatch(*self.machine(None))
+        silence = self.not_applicable.get(issue.id)
+        return issue_results(issue, self.verdicts, mismatch, silence, emulated=self.emulated)
 
     def _write_evidence(self) -> None:
         """Write the evidence file; when that fails, no run ends as if all were well."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from io import StringIO
-from itertools import chain
+from itertools import chain, islice
 from textwrap import TextWrapper
 
 from pytest_colibri.judge.model import State, Verdict
+from pytest_colibri.judge.planning import CLAIMS
 
 STYLES: dict[State, str] = {
     "held": "green",
@@ -18,6 +19,8 @@ STYLES: dict[State, str] = {
 }
 ORDER: tuple[State, ...] = ("held", "not_claimed", "unwitnessed", "broken")
 HEADINGS = ("claim", "said at", "advertised", "witnessed", "by", "verdict")
+CHECKS_OF_PLANS = "checks of plans"
+MOST_CASES = 3  # of those for which a reason is given
 BREAK = re.compile(r"(\s+)|(?<=\w-)(?=\w)")
 
 
@@ -26,8 +29,8 @@ def verdict_table(
 ) -> str:
     """Return the table of verdicts, worst last, where a terminal shows it.
 
-    What held in several cases is one row, with the figures of the first, and so is what was not claimed,
-    unless ``every_case`` is set; every other verdict has its own.
+    What held in several cases is one row, with the figures of the first, and so is what was not claimed;
+    all checks of plans together are one. Every other verdict has its own, as all have with ``every_case``.
     ``width`` counts characters; ``ascii_only`` draws with characters that every terminal has.
     """
     from rich.box import ASCII, SIMPLE_HEAD
@@ -93,15 +96,29 @@ def explanations(verdicts: Iterable[Verdict]) -> list[str]:
             key = (verdict.state, verdict.claim, verdict.phase, verdict.reason)
             reasons.setdefault(key, []).append(verdict.case)
     return [
-        f"{state}: {claim}{f', {phase}' if phase else ''} [{', '.join(dict.fromkeys(cases))}]: {reason}"
+        f"{state}: {claim}{f', {phase}' if phase else ''} [{_few(dict.fromkeys(cases))}]: {reason}"
         for (state, claim, phase, reason), cases in reasons.items()
     ]
 
 
+def _few(cases: Collection[str]) -> str:
+    more = len(cases) - MOST_CASES
+    return ", ".join([*islice(cases, MOST_CASES), *([f"{more} more"] if more > 0 else [])])
+
+
 def _rows(verdicts: Sequence[Verdict], every_case: bool) -> list[tuple[Verdict, list[str]]]:
-    rows: dict[object, tuple[Verdict, list[str]]] = {}
+    alike: dict[object, list[Verdict]] = {}
     for number, verdict in enumerate(verdicts):
-        alike = verdict.state in ("held", "not_claimed") and not every_case
-        key: object = (verdict.state, verdict.claim, verdict.phase) if alike else number
-        rows.setdefault(key, (verdict, []))[1].append(verdict.case)
-    return sorted(rows.values(), key=lambda row: ORDER.index(row[0].state))
+        own = every_case or verdict.state in ("broken", "unwitnessed")
+        claim = CHECKS_OF_PLANS if verdict.claim in CLAIMS else verdict.claim
+        alike.setdefault(number if own else (verdict.state, claim, verdict.phase), []).append(verdict)
+    rows = [(_representative(group), list(dict.fromkeys(v.case for v in group))) for group in alike.values()]
+    return sorted(rows, key=lambda row: ORDER.index(row[0].state))
+
+
+def _representative(group: Sequence[Verdict]) -> Verdict:
+    """Return what stands for all verdicts of a row: the first, or the number of checks of plans."""
+    first = group[0]
+    if len({verdict.claim for verdict in group}) == 1:
+        return first
+    return Verdict(first.state, f"{len(group)} {CHECKS_OF_PLANS}", first.place, "", "", first.witness)

@@ -22,6 +22,8 @@ from pathlib import Path
 import pytest
 
 from pytest_colibri.container.tiny import write_tiny_model
+from pytest_colibri.judge.issues import STATUSES, read_issues
+from pytest_colibri.judge.plan_rules import RULES
 from pytest_colibri.judge.status import Status
 from pytest_colibri.plugin.options import OPTIONS
 
@@ -325,6 +327,23 @@ def test_every_seeded_fault_is_named() -> None:
     assert {row[0] for row in rows(read(DOCS / "verdicts.md"), "fault")} == faults
 
 
+def test_every_rule_for_plans_is_in_the_table() -> None:
+    wanted = [[rule.name, rule.title] for rule in RULES.values()]
+    assert [[row[0], row[2]] for row in rows(read(DOCS / "plan-checks.md"), "check")] == wanted
+
+
+def test_every_report_is_in_the_table() -> None:
+    issues = read_issues(ROOT / "conformance" / "issues.yaml")
+    shown = rows(read(DOCS / "issues.md"), "report")
+    assert [row[1] for row in shown] == [issue.title for issue in issues]
+    assert [row[0].split("](")[0].strip("[") for row in shown] == [issue.id for issue in issues]
+
+
+def test_every_result_of_a_report_has_its_status() -> None:
+    shown = {row[0]: row[2] for row in rows(read(DOCS / "issues.md"), "result")}
+    assert shown == {state: str(int(status)) for state, status in STATUSES.items()}
+
+
 def test_every_page_is_in_the_index() -> None:
     linked = set(re.findall(r"\]\((\w[\w-]*\.md)\)", read(DOCS / "index.md")))
     assert linked == {page.name for page in DOCS.glob("*.md")} - {"index.md"}
@@ -344,6 +363,10 @@ def row_text(page: Path, head: str) -> list[str]:
 
 def test_evidence_keys_are_those_of_a_trial() -> None:
     source = read(ROOT / "pytest_colibri" / "report" / "bundle.py")
-    body = source[source.index("def trial_to_json") : source.index("def write_bundle")]
-    wanted = re.findall(r'^        "(\w+)":', body, re.M)
-    assert [row[0] for row in rows(read(DOCS / "maintainers.md"), "key of a trial")] == wanted
+    page = read(DOCS / "maintainers.md")
+    for function, after, head in (
+        ("trial_to_json", "plan_trial_to_json", "key of a trial"),
+        ("plan_trial_to_json", "write_bundle", "key of a plan"),
+    ):
+        body = source[source.index(f"def {function}(") : source.index(f"def {after}(")]
+        assert [row[0] for row in rows(page, head)] == re.findall(r'^        "(\w+)":', body, re.M)

@@ -129,7 +129,10 @@ def test_a_report_on_another_kind_of_machine_is_not_applicable(pytester: pytest.
         (("--profile=all",), "--profile=all needs --emulate"),
         ((*GB10, "--colibri=.", "--colibri-planner=true"), "name two planners: give one"),
         ((*GB10, "--colibri=."), "no c/resource_plan.py there; give the top folder of a colibri checkout"),
-        ((*GB10, "--colibri-planner=no-such-planner"), "--colibri-planner='no-such-planner': no such program"),
+        (
+            (*GB10, "--colibri-planner=no-such-planner"),
+            "--colibri-planner='no-such-planner': no such program",
+        ),
         (("--profile=",), "--colibri-profile: give a NAME, or leave the option out"),
     ],
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_colibri.judge.model import Verdict
+from pytest_colibri.judge.model import State, Verdict
 from pytest_colibri.report.bundle import to_json
 from pytest_colibri.report.privacy import redactor
 from pytest_colibri.report.terminal import explanations, verdict_table
@@ -22,12 +23,40 @@ BROKEN = Verdict(
 
 def test_alike_is_one_row_and_what_broke_has_its_own() -> None:
     table = verdict_table(
-        [HELD, HELD, BROKEN, BROKEN], width=100, color=False, ascii_only=False, every_case=False
+        [HELD, replace(HELD, case="f32-part"), BROKEN, BROKEN],
+        width=100,
+        color=False,
+        ascii_only=False,
+        every_case=False,
     )
     assert table.count("held") == 1
     assert "(2 cases)" in table
     assert table.count("broken") == 2
     assert table.index("held") < table.index("broken"), "the worst comes last, where a terminal shows it"
+
+
+def plan_check(state: State, claim: str, case: str) -> Verdict:
+    return Verdict(state, claim, "plan", "RAM 1 GB", "available 2 GB", "live host", reason="why", case=case)
+
+
+def test_checks_of_plans_are_one_row_but_for_what_broke() -> None:
+    claims = ("reserve is kept", "one pool is counted once")
+    held = [plan_check("held", claim, case) for claim in claims for case in ("a", "b")]
+    table = verdict_table(
+        [HELD, *held, plan_check("broken", "slots fit the cache", "a")],
+        width=100,
+        color=False,
+        ascii_only=False,
+        every_case=False,
+    )
+    assert "4 checks of plans" in table
+    assert table.count("held") == 2
+    assert "slots fit the cache" in table
+
+
+def test_a_reason_names_a_few_cases_and_counts_the_rest() -> None:
+    verdicts = [plan_check("broken", "reserve is kept", case) for case in "abcde"]
+    assert explanations(verdicts) == ["broken: reserve is kept [a, b, c, 2 more]: why"]
 
 
 def test_every_case_on_request() -> None:
