@@ -225,4 +225,7 @@ TIER, RUN, ANY = "expert tier", "run completes", "generated tokens"
 def test_exit_status(
     pairs: list[tuple[str, State]], backend: Backend, plans_only: bool, status: Status
 ) -> None:
-    assert conclude(verdicts(*pairs), backend, plans_only=plans_only)[0] is status
+    for emulated in (True, False):
+        ended = conclude(verdicts(*pairs), backend, plans_only=plans_only, emulated=emulated)
+        assert ended[0] is status
+        assert ("emulated" in ended[1]) == (emulated and plans_only and status is Status.HELD)

@@ -104,11 +104,17 @@ def test_the_embedded_planner_is_judged_alike(pytester: pytest.Pytester) -> None
 
 def test_reports_on_engines_are_inconclusive(pytester: pytest.Pytester) -> None:
     numbers = ("766", "767", "687", "856", "885", "848", "783", "887", "892", "813", "585")
-    result = run(pytester, *GB10, *(f"--issue={number}" for number in numbers))
+    result = run(pytester, "--profile=all", "--emulate", *(f"--issue={number}" for number in numbers))
     assert result.ret == 6
     for number in numbers:
         assert "it would have to: " in line(result, f"issue {number}, engine: inconclusive: ")
-    assert "issues: 11 inconclusive" in line(result, "gb10-114gb: ")
+    assert "issues: 11 inconclusive" in line(result, "all: ")
+
+
+def test_a_report_on_an_engine_asks_for_its_machine_too(pytester: pytest.Pytester) -> None:
+    result = run(pytester, *GB10, "--issue=848")
+    assert result.ret == 7
+    assert line(result, "issue 848, engine: not_applicable: it is about vulkan, and the profile is for cuda")
 
 
 def test_a_report_on_another_kind_of_machine_is_not_applicable(pytester: pytest.Pytester) -> None:

@@ -76,7 +76,7 @@ def test_bad_profile_says_where(
 def test_backend_that_needs_a_checkout(pytester: pytest.Pytester, profile: str) -> None:
     result = run(pytester, f"--profile={profile}")
     assert result.ret == NOTHING_SHOWN
-    assert "rocm and metal judge a checkout (--colibri)" in everything(result)
+    assert "rocm and metal judge the engine of a checkout (--colibri)" in everything(result)
     assert "Vulkan" in everything(result)
 
 

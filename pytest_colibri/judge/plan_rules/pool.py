@@ -66,9 +66,10 @@ def pool_is_counted_once(statement: PlanStatement, request: PlanRequest) -> Iter
     ram = stated(statement.ram_budget_bytes, "a RAM budget")
     shared = shared_bytes(statement, request)
     if ram + shared > available_bytes(request):
+        besides = f" + devices in the same memory {format_bytes(shared)} = {ram + shared} B of one pool"
         yield (
-            f"RAM {format_bytes(ram)} + devices in the same memory {format_bytes(shared)} = "
-            f"{ram + shared} B of one pool, of which {request.host.memory.limit} is available"
+            f"RAM {format_bytes(ram)}{besides if shared else ''}, of which {request.host.memory.limit} is "
+            "available"
         )
 
 
