@@ -24,6 +24,7 @@ UNREPORTED = device("unreported", None, pool=None, index=1)
 
 UNIFIED = plan(PlanRequest(GLM, machine(114 * GB), "cuda", (GB10,), usage=USAGE))
 DISCRETE = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), usage=USAGE))
+WIDE = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), usage=USAGE, prompt_width=7065))
 EXPLICIT = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), ram_bytes=60 * GB, vram_bytes=10 * GB))
 CLAMPED = plan(PlanRequest(GLM, machine(100 * GB), "cuda", (CARD,), ram_bytes=300 * GB, vram_bytes=30 * GB))
 SLOTS = plan(PlanRequest(GLM, machine(100 * GB), "cpu", slots_per_layer=4))
@@ -143,6 +144,7 @@ BAD: dict[str, list[tuple[str, Plan]]] = {
         ("heaps summed", replace(WINDOWED, devices=share_of(WINDOWED, usable=Figure(6 * GB + 1, "heaps")))),
         ("small reserve", replace(DISCRETE, devices=share_of(DISCRETE, reserve_bytes=GB, usable=LESS_GB))),
         ("more than its reserve leaves", replace(DISCRETE, devices=share_of(DISCRETE, reserve_bytes=3 * GB))),
+        ("no room for a wide prompt", replace(WIDE, devices=DISCRETE.devices)),
     ],
     "staging_is_told": [("staging untold", replace(WINDOWED, warnings=()))],
     "devices_were_asked_for": [

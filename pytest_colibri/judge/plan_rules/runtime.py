@@ -74,6 +74,23 @@ def has_known_kv(request: PlanRequest) -> bool:
     return kv_bytes(request) is not None
 
 
+def prompt_bytes(request: PlanRequest) -> int:
+    """Return what a device holds while it takes a prompt; 0 where no rule here tells.
+
+    For each token: four hidden states, query and value of every head, and what the chosen experts take.
+    """
+    if _family(request) != "glm":
+        return 0
+    number = _number_of(request)
+    try:
+        heads = number("qk_nope_head_dim") + number("qk_rope_head_dim") + number("v_head_dim")
+        experts = number("num_experts_per_tok") * number("moe_intermediate_size")
+        values = 4 * number("hidden_size") + 2 * number("num_attention_heads") * heads + 3 * experts
+    except _Missing:
+        return 0
+    return request.prompt_width * values * FLOAT_BYTES
+
+
 def experts_in_flight_bytes(request: PlanRequest) -> int:
     """Return the buffers for experts in flight: one size serves every layer, so the widest sets it."""
     return EXPERTS_IN_FLIGHT * request.geometry.widest

@@ -17,6 +17,7 @@ from pytest_colibri.judge.plan_rules.found import (
     usable_accelerators,
 )
 from pytest_colibri.judge.plan_rules.rule import rule, stated
+from pytest_colibri.judge.plan_rules.runtime import prompt_bytes
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.units import format_bytes
 
@@ -48,12 +49,12 @@ def unknown_drives_no_tier(statement: PlanStatement, request: PlanRequest) -> It
 
 @rule("devices keep a reserve", applies=has_device)
 def devices_keep_their_reserve(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
-    """Usable is at most free - reserve, of one heap; a device with memory of its own keeps at least 2 GB."""
+    """Usable is at most free - reserve, of one heap; a card keeps at least 2 GB, or what its prompt needs."""
     for device, found in planned_devices(statement, request):
         free = None if found is None else _free_bytes(device, found)
         if found is None or free is None or not device.usable_bytes:
             continue
-        least = 0 if shares_ram(found) else DEVICE_RESERVE_BYTES
+        least = 0 if shares_ram(found) else max(DEVICE_RESERVE_BYTES, prompt_bytes(request))
         room = max(0, free - max(least, device.reserve_bytes or 0))
         if device.usable_bytes > room:
             yield f"{device.name} has {device.usable_bytes} B usable, more than free less reserve, {room} B"
