@@ -7,11 +7,16 @@ from collections.abc import Iterable
 
 from pytest_colibri.units import UNITS
 
-_AMOUNT = re.compile(rf"(?<![\w.])(\d+(?:\.\d+)?) ?({'|'.join(sorted(UNITS, key=len, reverse=True))})?(?!\w)")
+_UNITS = {**UNITS, "bytes": 1}
+_NUMBER = r"\d{1,3}(?:[,_]\d{3})+|\d+(?:\.\d+)?"
+_UNIT = "|".join(sorted(_UNITS, key=len, reverse=True))
+_AMOUNT = re.compile(rf"(?<![\w.])({_NUMBER}) ?({_UNIT})?(?!\w)")
+# A whole number of a large unit may be far from the count: 1 GB is no word for 1.9 GB.
+_ROUNDED_PERCENT = 2
 
 
 def names_figures(lines: Iterable[str], *counts: int) -> bool:
-    """Tell whether one line names all these byte counts: exactly, or rounded in a unit as it is written."""
+    """Tell whether one line names all these byte counts: exactly, or rounded or cut off as written."""
     return any(all(_names(line, count) for count in counts) for line in lines)
 
 
@@ -20,9 +25,13 @@ def _names(line: str, count: int) -> bool:
 
 
 def _stands_for(number: str, unit: str, count: int) -> bool:
-    """Tell whether a number is the count, to half of its last place or of a tenth; bytes are exact."""
-    _, _, decimals = number.partition(".")
-    size = UNITS[unit or "B"]
+    """Tell whether a number is the count, rounded or cut off at its last place; bytes are exact."""
+    digits = re.sub("[,_]", "", number)
+    size = _UNITS[unit or "B"]
     if size == 1:
-        return number == str(count)
-    return abs(float(number) * size - count) <= size * 0.1 ** max(1, len(decimals)) / 2
+        return digits == str(count)
+    _, _, decimals = digits.partition(".")
+    place = size * 0.1 ** len(decimals)
+    missing = count - float(digits) * size
+    near = decimals != "" or 100 * abs(missing) <= _ROUNDED_PERCENT * count
+    return near and -place / 2 <= missing < place
