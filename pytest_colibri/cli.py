@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, get_args
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_colibri.profiles.model import Profile
     from pytest_colibri.subjects.planner import PlannerRequest
 
-FAILED, USAGE, NOTHING_SHOWN, HOST_MISMATCH = 1, 4, 6, 7
+FAILED, INTERRUPTED, USAGE, NOTHING_SHOWN, HOST_MISMATCH = 1, 2, 4, 6, 7
 MAX_COUNT = 2**31
 
 
@@ -36,25 +37,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int | None] = options.run
     from pytest_colibri.planner.plan import DoesNotFit
 
+    if sys.stdout is None:
+        return _end(FAILED, "the output cannot be written: standard output is closed")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not fit its encoding
     try:
         status = run(options)
         sys.stdout.flush()
     except (HostMismatch, DoesNotFit) as error:
-        print(f"pytest-colibri: {error}", file=sys.stderr)
-        return HOST_MISMATCH
+        return _end(HOST_MISMATCH, str(error))
     except PlannerFailed as error:
-        print(f"pytest-colibri: {error}", file=sys.stderr)
-        return FAILED
+        return _end(FAILED, str(error))
     except ColibriError as error:
-        print(f"pytest-colibri: {error}", file=sys.stderr)
-        return USAGE
+        return _end(USAGE, str(error))
     except OSError as error:
-        print(f"pytest-colibri: the output cannot be written: {error.strerror}", file=sys.stderr)
-        return FAILED
+        if error.filename is not None:
+            return _end(USAGE, f"{error.filename}: {error.strerror}")
+        return _end(FAILED, f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
-        print("pytest-colibri: interrupted", file=sys.stderr)
-        return 2
+        return _end(INTERRUPTED, "interrupted")
     return status or 0
+
+
+def _end(status: int, sentence: str) -> int:
+    """Say why a command ends, and return its status."""
+    print(f"pytest-colibri: {_printable(sentence)}", file=sys.stderr)
+    return status
+
+
+def _printable(text: str) -> str:
+    """Leave nothing in a text that a terminal obeys: names out of files and drivers are shown to people."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -150,8 +163,7 @@ def _doctor(options: argparse.Namespace) -> int:
         print(json.dumps(shown(diagnosis_to_json(diagnosis)), indent=1, allow_nan=False))
     else:
         for line in diagnosis_lines(diagnosis):
-            # Names out of files and drivers are shown to people.
-            print("".join(char if char.isprintable() else "?" for char in str(shown(line))))
+            print(_printable(str(shown(line)).replace("\n", "?")))
     return _doctor_status(diagnosis.findings)
 
 
@@ -161,9 +173,11 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
     from pytest_colibri.planner.doctor.report import Diagnosis
 
     if options.model is not None and not options.model.is_dir():
-        raise UsageError(f"{options.model}: no such folder; MODEL is a folder with config.json")
+        what = "not a folder" if options.model.exists() else "no such folder"
+        raise UsageError(f"{options.model}: {what}; MODEL is a folder with config.json")
     if options.engine is not None and not options.engine.is_file():
-        raise UsageError(f"--engine={options.engine}: no such file")
+        what = "not a regular file" if options.engine.exists() else "no such file"
+        raise UsageError(f"--engine={options.engine}: {what}")
     profile, host, fit = _profile_finding(options)
     findings = [*machine_findings(host), *_witness_findings(host), fit]
     plan = None
@@ -323,7 +337,7 @@ def _plan(options: argparse.Namespace) -> None:
         _ask_planner(options, profile)
         return
     answer = plan(_plan_request(options, geometry, profile, host))
-    print(explain(answer) if options.explain else json.dumps(plan_to_json(answer), indent=1))
+    print(_printable(explain(answer)) if options.explain else json.dumps(plan_to_json(answer), indent=1))
 
 
 def _plan_request(

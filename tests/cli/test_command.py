@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,44 @@ def test_output_that_cannot_be_written() -> None:
     assert process.returncode == 1
     assert "the output cannot be written" in process.stderr
     assert "Traceback" not in process.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX closes the output")
+def test_output_that_is_closed() -> None:
+    process = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" -m pytest_colibri.cli profiles >&-', sys.executable],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert process.stderr == "pytest-colibri: the output cannot be written: standard output is closed\n"
+
+
+def test_names_that_the_encoding_of_the_output_lacks() -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest_colibri.cli", "model"],
+        env={**os.environ, "PYTHONIOENCODING": "cp1252"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "\\u91cf" in process.stdout
+
+
+@pytest.mark.parametrize("command", [["plan", "{}"], ["doctor", "{}"], ["doctor", "--engine={}"]])
+def test_a_path_that_the_system_refuses(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = "a" * 5000
+    assert main([part.format(path) for part in command]) == 4
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert path in said.err
+    assert "output" not in said.err
+
+
+def test_errors_do_not_reach_the_terminal_raw(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(model) / "\x1b[31mred.safetensors").write_bytes(b"")
+    assert main(["plan", model, "--profile=cpu"]) == 4
+    said = capsys.readouterr().err
+    assert "?[31mred.safetensors" in said
+    assert "\x1b" not in said

@@ -84,6 +84,8 @@ def test_statuses(
     [
         (["no-such-folder"], "no-such-folder: no such folder"),
         (["--engine=no-such-engine"], "--engine=no-such-engine: no such file"),
+        (["--engine=."], "--engine=.: not a regular file"),
+        ([__file__], "test_doctor_command.py: not a folder"),
         (["--profile=no-such-profile"], "unknown profile"),
         (["--emulate"], "needs a named profile"),
     ],
