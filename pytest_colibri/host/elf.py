@@ -29,8 +29,12 @@ _MACHINES = {
     243: ("riscv64",),
     258: ("loongarch64",),
 }
+_SYSTEMS = (0, 3)  # of any system, and of Linux by its GNU extensions
+_PROGRAM, _SHARED = 2, 3
+_OTHER_TYPES = {1: "an object file of a compiler", 4: "a core dump"}
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
-_END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
+_END, _NEEDED, _STRINGS, _RPATH, _RUNPATH, _FLAGS = 0, 1, 5, 15, 29, 0x6FFFFFFB
+_POSITION_INDEPENDENT_PROGRAM = 0x08000000
 
 
 class NotElf(UsageError):
@@ -41,13 +45,15 @@ class NotElf(UsageError):
 class Elf:
     """A program or library. ``architectures`` are the names of its processor, as machines call themselves.
 
-    ``interpreter`` is the loader that starts it, None for a library and for a program without one.
-    ``needed`` are the libraries that it is linked with; they are looked for in ``rpath`` or ``runpath``.
+    ``interpreter`` is the loader that starts it, None for a library and for a program without one;
+    ``is_program`` tells these apart. ``needed`` are the libraries that it is linked with; they are looked
+    for in ``rpath`` or ``runpath``.
     """
 
     path: Path
     bits: int
     machine: int
+    is_program: bool
     interpreter: str | None
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
@@ -77,19 +83,15 @@ def names_any(path: Path, words: tuple[str, ...], most_bytes: int) -> tuple[str,
 
 def _mapped(path: Path) -> mmap.mmap:
     try:
-        # Opening a FIFO would block for a writer.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        # Opening a FIFO would block, and opening a device may set it going.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise NotElf(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise NotElf(f"{path}: an empty file")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise NotElf(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise NotElf(f"{path}: not a regular file")
-        if not status.st_size:
-            raise NotElf(f"{path}: an empty file")
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)
 
 
 class _Reader:
@@ -97,16 +99,21 @@ class _Reader:
 
     def __init__(self, path: Path, image: mmap.mmap) -> None:
         self._path, self._image = path, image
-        start = image[:6]
+        start = image[:8]
         if start[:4] != b"\x7fELF":
             raise NotElf(f"{path}: {_other_kind(start)}")
         if len(start) < 6 or start[4] not in (1, 2) or start[5] not in (1, 2):
             raise self._wrong("neither 32 nor 64 bits, or of no known byte order")
+        if len(start) == 8 and start[7] not in _SYSTEMS:
+            raise NotElf(f"{path}: an ELF file of another system than Linux (OS ABI {start[7]})")
         self._bits = 32 * start[4]
         self._order = "<" if start[5] == 1 else ">"
 
     def read(self) -> Elf:
-        _, machine, *_ = self._unpack("HHI", 16)
+        kind, machine, *_ = self._unpack("HHI", 16)
+        if kind not in (_PROGRAM, _SHARED):
+            what = _OTHER_TYPES.get(kind, f"an ELF file of type {kind}")
+            raise NotElf(f"{self._path}: {what}, not a program")
         segments = list(self._segments())
         dynamic = self._dynamic(segments)
         strings = dynamic[_STRINGS][0] if dynamic[_STRINGS] else 0
@@ -115,10 +122,12 @@ class _Reader:
             for tag in (_NEEDED, _RPATH, _RUNPATH)
         }
         loader = [self._text(begin) for kind, begin, _, _ in segments if kind == _INTERPRETER]
+        flags = dynamic[_FLAGS][0] if dynamic[_FLAGS] else 0
         return Elf(
             path=self._path,
             bits=self._bits,
             machine=machine,
+            is_program=kind == _PROGRAM or bool(loader or flags & _POSITION_INDEPENDENT_PROGRAM),
             interpreter=loader[0] if loader else None,
             needed=names[_NEEDED],
             rpath=_folders(names[_RPATH]),
@@ -179,7 +188,8 @@ class _Reader:
 
 
 def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(folder for path in paths for folder in path.split(":") if folder)
+    # The loader knows one path of a kind: the last.
+    return tuple(folder for path in paths[-1:] for folder in path.split(":") if folder)
 
 
 def _other_kind(start: bytes) -> str:

@@ -17,7 +17,7 @@ from pytest_colibri.errors import Unavailable
 from pytest_colibri.host.elf import Elf, NotElf, read_elf
 from pytest_colibri.host.tools import run_tool
 
-MAX_LIBRARIES = 1024
+MAX_PATHS = 100_000
 
 _STANDARD_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _CACHED = re.compile(r"^\s*(\S+) \([^)]*\) => (\S.*)$", re.MULTILINE)
@@ -77,14 +77,20 @@ def missing_libraries(program: Elf, loader: Loader) -> tuple[tuple[Missing, ...]
     queue: list[tuple[Elf, tuple[str, ...]]] = [(program, _own_folders(program, program.rpath))]
     if program.interpreter is not None and not Path(program.interpreter).exists():
         missing.append(Missing(program.interpreter, program.path.name))
-    while queue and len(seen) < MAX_LIBRARIES:
+    looked_at = 0
+    while queue:
         file, rpath = queue.pop(0)
         doubts.append(_unknown_token(file))
         for name in file.needed:
             if name in seen:
                 continue
             seen.add(name)
-            found = _find(name, file, rpath, program, loader)
+            paths = _paths(name, file, rpath, loader)
+            looked_at += len(paths)
+            if looked_at > MAX_PATHS:
+                missing.append(Missing(name, file.path.name))
+                return tuple(missing), f"the search takes more than {MAX_PATHS} paths"
+            found = next(filter(None, (_loadable(path, program) for path in paths)), None)
             if found is None:
                 missing.append(Missing(name, file.path.name))
             else:
@@ -92,20 +98,18 @@ def missing_libraries(program: Elf, loader: Loader) -> tuple[tuple[Missing, ...]
     return tuple(missing), next(filter(None, doubts), None) if missing else None
 
 
-def _find(name: str, file: Elf, rpath: Sequence[str], program: Elf, loader: Loader) -> Elf | None:
-    """Return the library that the loader would take: the first of its name that the process can hold."""
+def _paths(name: str, file: Elf, rpath: Sequence[str], loader: Loader) -> list[Path]:
+    """Return where the loader looks for a library; it takes the first that the process can hold."""
     if "/" in name:
-        return _loadable(Path(name), program)
+        return [Path(name)]
     # A file with a RUNPATH is not looked for in any RPATH.
     runpath = _own_folders(file, file.runpath)
     before = () if file.runpath else rpath
-    paths = [
-        *(f"{folder}/{name}" for folder in (*before, *loader.library_path, *runpath)),
-        *loader.cache.get(name, ()),
-        *(f"{folder}/{name}" for folder in loader.folders),
+    return [
+        *(Path(folder, name) for folder in (*before, *loader.library_path, *runpath)),
+        *map(Path, loader.cache.get(name, ())),
+        *(Path(folder, name) for folder in loader.folders),
     ]
-    found = (_loadable(Path(path), program) for path in paths)
-    return next((library for library in found if library is not None), None)
 
 
 def _loadable(path: Path, program: Elf) -> Elf | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_colibri.host.elf import MAX_DYNAMIC_ENTRIES, NotElf, names_any, read_elf
-from pytest_colibri.host.libraries import Loader, Missing, missing_libraries, parse_cache, this_loader
+from pytest_colibri.host.libraries import (
+    MAX_PATHS,
+    Loader,
+    Missing,
+    missing_libraries,
+    parse_cache,
+    this_loader,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs of other systems are no ELF files")
 
@@ -88,7 +96,10 @@ def test_what_readelf_says(path: Path) -> None:
         (b"\xcf\xfa\xed\xfe", "a program for macOS"),
         (b"hello", "not an ELF file"),
         (b"\x7fELF", "a damaged ELF file"),
-        (b"\x7fELF\x02\x01" + b"\xff" * 58, "65535 segments"),
+        (b"\x7fELF\x02\x01\x01\0" + b"\0" * 8 + b"\x02\0" + b"\xff" * 46, "65535 segments"),
+        (b"\x7fELF\x02\x01\x01\x09" + b"\0" * 56, "of another system than Linux"),
+        (b"\x7fELF\x02\x01\x01\0" + b"\0" * 8 + b"\x01\0" + b"\0" * 46, "an object file of a compiler"),
+        (b"\x7fELF\x02\x01\x01\0" + b"\0" * 8 + b"\x04\0" + b"\0" * 46, "a core dump"),
         (b"\x7fELF\x02\x01", "it ends before byte"),
     ],
 )
@@ -128,6 +139,47 @@ def test_a_program_of_this_machine_resolves(build: Build) -> None:
     program = read_elf(build("-lm"))
     assert "libm.so.6" in program.needed
     assert missing_libraries(program, this_loader(os.environ)) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "library", "is_program"),
+    [
+        ((), None, True),
+        (("-no-pie",), None, True),
+        (("-static", "-nostdlib"), None, True),
+        (("-static-pie", "-nostdlib"), None, True),
+        ((), "libinner.so.1", False),
+    ],
+)
+def test_programs_are_told_from_libraries(
+    build: Build, options: tuple[str, ...], library: str | None, is_program: bool
+) -> None:
+    assert read_elf(build(*options, library=library)).is_program == is_program
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/uevent_seqnum").exists(), reason="a file that cannot be mapped")
+def test_a_file_that_cannot_be_mapped() -> None:
+    with pytest.raises(NotElf, match="cannot be read"):
+        read_elf(Path("/sys/kernel/uevent_seqnum"))
+
+
+def test_a_search_without_end_is_given_up(build: Build) -> None:
+    program = read_elf(build("-lm"))
+    endless = Loader(("nowhere",) * (MAX_PATHS + 1), {}, folders=())
+    missing, doubt = missing_libraries(program, endless)
+    assert [one.needed_by for one in missing] == ["program"]
+    assert doubt == f"the search takes more than {MAX_PATHS} paths"
+
+
+def test_the_last_search_path_counts(build: Build) -> None:
+    """As for the loader; or a small file could name endless folders."""
+    program = build("-lm", "-Wl,--disable-new-dtags,-rpath,/last")
+    needed, rpath = struct.pack("<q", 1), struct.pack("<q", 15)
+    two_libraries = re.compile(re.escape(needed) + b"(.{8})" + re.escape(needed) + b"(.{8})", re.DOTALL)
+    image = two_libraries.sub(lambda found: rpath + found[1] + rpath + found[2], program.read_bytes())
+    program.write_bytes(image)
+    elf = read_elf(program)
+    assert (elf.needed, elf.rpath) == ((), ("/last",))
 
 
 def test_a_lost_library_is_named_with_what_needs_it(build: Build, tmp_path: Path) -> None:

@@ -306,6 +306,12 @@ def test_the_libraries_of_a_recorded_machine_are_not_looked_for(engine: Callable
     assert "no recording shows a Vulkan device; there is RTX" in found["engine.backend"].sentence
 
 
+@linux
+def test_a_library_is_no_engine(engine: Callable[..., Path]) -> None:
+    library = engine(NO_CALL, "libvulkan.so.1").with_name("libvulkan.so.1")
+    assert examined(library, here())["engine.binary"].state == "failed"
+
+
 def test_a_script_tells_nothing(tmp_path: Path) -> None:
     (tmp_path / "engine").write_text("#!/bin/sh\n")
     found = examined(tmp_path / "engine", here())

@@ -73,6 +73,8 @@ def _binary(program: Elf, host: Host) -> Finding:
             f"built for Linux on {built_for}, and this machine is {host.system} on {host.architecture}",
             remedy="take a binary for this machine, or build it here",
         )
+    if not program.is_program:
+        return Finding(check, "failed", "a shared library, which cannot be started by itself")
     if not os.access(program.path, os.X_OK):
         return Finding(check, "failed", "the file may not be executed", remedy="chmod +x")
     return Finding(check, "ok", f"a program for Linux on {built_for}")
@@ -109,7 +111,8 @@ def _backends(program: Elf, host: Host) -> Iterator[Finding]:
     if built:
         return
     gpus = [device.views[0].identity.name for device in devices if not device.is_software]
-    cpu_only = "built for the CPU alone: it links no GPU library and names no function of one"
+    titles = " or ".join(interface.title for interface in _INTERFACES)
+    cpu_only = f"built for the CPU alone: it links no library and names no function of {titles}"
     if gpus:
         yield Finding(
             "engine.backend",
