@@ -19,8 +19,10 @@ from pytest_colibri.container.geometry import Geometry
 from pytest_colibri.container.safetensors import (
     MAX_HEADER_BYTES,
     MAX_TENSORS,
+    SHARDS,
     ContainerError,
     Fault,
+    list_folder,
     quote,
     read_config,
     read_json_object,
@@ -51,9 +53,14 @@ _DOWNLOAD = "convert or download the model again, or only the files that are nam
 
 @dataclass
 class _Survey:
-    """What the shards of a folder hold: ``home`` maps each tensor to its shard, ``refused`` shards to why."""
+    """What the shards of a folder hold: ``home`` maps each tensor to its shard, ``refused`` shards to why.
 
-    shards: tuple[str, ...]
+    ``unlisted`` says why the folder cannot be listed.
+    """
+
+    shards: tuple[str, ...] = ()
+    has_index: bool = False
+    unlisted: ContainerError | None = None
     home: dict[str, str] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
     refused: dict[str, ContainerError] = field(default_factory=dict)
@@ -72,14 +79,18 @@ def inspect_container(directory: Path) -> Inspection:
     """Check a model folder; payloads are not read, and nothing is written."""
     survey = _survey(directory)
     read = (*_config_findings(directory), *_shard_findings(survey))
-    others = (_sequence(survey.shards), _index(directory, survey))
+    others = (_sequence(survey), _index(directory, survey))
     experts, geometry = _experts(directory, survey, readable=all(found.state == "ok" for found in read))
     return Inspection((*read, *others, experts), geometry)
 
 
 def _survey(directory: Path) -> _Survey:
-    paths = sorted(directory.glob("*.safetensors"))
-    survey = _Survey(tuple(path.name for path in paths))
+    try:
+        listed = list_folder(directory)
+    except ContainerError as error:
+        return _Survey(unlisted=error)
+    paths = [path for path in listed if path.match(SHARDS)]
+    survey = _Survey(tuple(path.name for path in paths), directory / INDEX_FILE in listed)
     for path in paths:
         if len(survey.home) > MAX_TENSORS:
             survey.refused[path.name] = ContainerError(f"{path}: not read, after {MAX_TENSORS} tensors")
@@ -118,11 +129,13 @@ def _config_findings(directory: Path) -> Iterator[Finding]:
         )
 
 
-def _sequence(shards: Sequence[str]) -> Finding:
+def _sequence(survey: _Survey) -> Finding:
     """Hold the numbers in the names of the shards against each other."""
-    check = "container.shards"
+    check, shards = "container.shards", survey.shards
+    if survey.unlisted:
+        return Finding(check, "failed", str(survey.unlisted))
     if not shards:
-        return Finding(check, "failed", "there is no *.safetensors file", remedy=_DOWNLOAD)
+        return Finding(check, "failed", f"there is no {SHARDS} file", remedy=_DOWNLOAD)
     complete = [match for match in map(_OF_TOTAL.fullmatch, shards) if match]
     counted = [match for match in map(_COUNTED.fullmatch, shards) if match]
     if complete:
@@ -195,7 +208,7 @@ def _shard_findings(survey: _Survey) -> Iterator[Finding]:
         if broken:
             yield Finding(check, "failed", few(broken, len(broken)), remedy=_DOWNLOAD)
         elif not survey.shards:
-            yield Finding(check, "unknown", "there is no shard")
+            yield Finding(check, "unknown", "no shard was found")
         elif unreached and fault != "file":
             refused = [name for name, error in survey.refused.items() if error.fault != fault]
             yield Finding(
@@ -208,10 +221,10 @@ def _shard_findings(survey: _Survey) -> Iterator[Finding]:
 def _index(directory: Path, survey: _Survey) -> Finding:
     """Hold the index against the tensors, in both directions."""
     check, path = "container.index", directory / INDEX_FILE
-    if not path.exists():
+    if not survey.has_index:
         if len(survey.shards) == 1:
             return Finding(check, "ok", "one shard needs no index")
-        return Finding(check, "unknown", f"there is no {INDEX_FILE} to hold the shards against")
+        return Finding(check, "unknown", f"no {INDEX_FILE} was found to hold the shards against")
     try:
         index = read_json_object(path, "index", MAX_HEADER_BYTES)
         weight_map = _weight_map(path, index)

@@ -31,6 +31,8 @@ MAX_JSON_VALUES = 4_000_000
 MAX_TENSORS = 1_000_000
 MAX_RANK = 16
 
+SHARDS = "*.safetensors"
+
 DTYPE_BITS: Mapping[str, int] = MappingProxyType(
     {
         "F4": 4,
@@ -340,10 +342,18 @@ def open_container(directory: Path) -> Container:
 
 def find_shards(directory: Path) -> list[Path]:
     """List the ``*.safetensors`` files of a model folder by name; ContainerError where there is none."""
-    shards = sorted(directory.glob("*.safetensors"))
+    shards = [path for path in list_folder(directory) if path.match(SHARDS)]
     if not shards:
-        raise ContainerError(f"{directory}: there is no *.safetensors file")
+        raise ContainerError(f"{directory}: there is no {SHARDS} file")
     return shards
+
+
+def list_folder(directory: Path) -> list[Path]:
+    """List what is in a model folder by name; ContainerError where it cannot be listed."""
+    try:
+        return sorted(directory.iterdir())
+    except OSError as error:
+        raise ContainerError(f"{directory}: cannot be listed: {error.strerror}") from None
 
 
 def read_config(directory: Path) -> dict[str, object]:

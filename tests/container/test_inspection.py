@@ -305,3 +305,16 @@ def test_an_index_of_no_use_fails(model: Path, content: bytes) -> None:
 def test_shards_without_an_index_are_not_called_right(model: Path) -> None:
     (model / INDEX_FILE).unlink()
     assert states(inspect_container(model), "unknown") == {"index"}
+
+
+def test_an_index_that_leads_nowhere_is_not_overlooked(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", "int4-row")
+    (model / INDEX_FILE).symlink_to("nowhere")
+    assert states(inspect_container(model), "failed") == {"index"}
+
+
+def test_a_folder_that_cannot_be_listed_is_not_called_empty(tmp_path: Path) -> None:
+    found = by_check(inspect_container(tmp_path / "nothing"))
+    assert found["shards"].state == "failed"
+    assert "cannot be listed: No such file" in found["shards"].sentence
+    assert found["index"].state == found["headers"].state == "unknown"
