@@ -43,6 +43,7 @@ class DeviceStatement:
 class PlanStatement:
     """The figures of a plan (bytes); None where the plan does not state one, or states it to be unknown.
 
+    Every plan states its two budgets and its devices, and whether it knows ``limit_bytes``.
     ``limit_bytes`` is what the plan takes for available RAM, ``cache_bytes`` the RAM for experts of which
     ``warm_bytes`` are filled, ``hot_bytes`` the experts on devices (``hot_count`` of them), ``cold_bytes``
     those on the disk. ``slots_per_layer`` is the cap, ``context`` the tokens that were planned for.
@@ -52,14 +53,14 @@ class PlanStatement:
     """
 
     limit_bytes: int | None
-    ram_budget_bytes: int | None
+    ram_budget_bytes: int
     dense_bytes: int | None
     runtime_bytes: int | None
     cache_bytes: int | None
     warm_bytes: int | None
     slots_per_layer: int | None
     devices: tuple[DeviceStatement, ...]
-    vram_budget_bytes: int | None
+    vram_budget_bytes: int
     resident_bytes: int | None
     hot_bytes: int | None
     hot_count: int | None
@@ -83,23 +84,28 @@ class PlanStatement:
 
 
 def read_plan(plan: Mapping[str, object], environment: Mapping[str, str]) -> PlanStatement:
-    """Read a plan of version 2; raises BadPlan where a key holds a value of another kind."""
+    """Read a plan of version 2; raises BadPlan for a value of another kind, and for one that must be there.
+
+    Without budgets and devices a plan promises nothing, and could not be false.
+    """
     document = _Section(plan, "plan")
     tiers = document.section("tiers")
     ram, vram, disk = tiers.section("ram"), tiers.section("vram"), tiers.section("disk")
     model, cpu, policy = document.section("model"), document.section("cpu"), document.section("policy")
     tune = document.section("tune")
+    ram.require("available_bytes")
+    vram.require("devices")
     return PlanStatement(
-        limit_bytes=ram.count("available_bytes"),
-        ram_budget_bytes=ram.count("budget_bytes"),
+        limit_bytes=ram.size("available_bytes"),
+        ram_budget_bytes=ram.stated("budget_bytes", ram.size("budget_bytes")),
         dense_bytes=ram.count("dense_bytes"),
         runtime_bytes=ram.count("runtime_bytes"),
         cache_bytes=ram.count("expert_cache_bytes"),
         warm_bytes=ram.count("warm_expert_bytes"),
         slots_per_layer=ram.count("cache_slots_per_layer"),
         devices=tuple(_device(item) for item in vram.sections("devices")),
-        vram_budget_bytes=vram.count("budget_bytes"),
-        resident_bytes=vram.count("resident_bytes"),
+        vram_budget_bytes=vram.stated("budget_bytes", vram.count("budget_bytes")),
+        resident_bytes=vram.size("resident_bytes"),
         hot_bytes=vram.count("hot_expert_bytes"),
         hot_count=vram.count("expert_capacity"),
         cold_bytes=disk.count("cold_expert_bytes"),
@@ -126,12 +132,12 @@ def _device(item: _Section) -> DeviceStatement:
         number=item.count("index"),
         name=item.text("name") or "a device without a name",
         unified=item.switch("unified_memory"),
-        total_bytes=item.count("total_bytes"),
-        free_bytes=item.count("free_bytes"),
-        reserve_bytes=item.count("reserve_bytes"),
-        usable_bytes=item.count("usable_bytes"),
+        total_bytes=item.size("total_bytes"),
+        free_bytes=item.size("free_bytes"),
+        reserve_bytes=item.size("reserve_bytes"),
+        usable_bytes=item.size("usable_bytes"),
         budget_bytes=item.count("budget_bytes"),
-        resident_bytes=item.count("resident_bytes"),
+        resident_bytes=item.size("resident_bytes"),
     )
 
 
@@ -175,6 +181,18 @@ class _Section:
             raise BadPlan(f"{self._place}.{key}: {_shown(lines)} is no list of texts")
         return tuple(printable(str(line), LONGEST_LINE) for line in lines)
 
+    def require(self, key: str) -> None:
+        if key not in self._values:
+            raise BadPlan(f"{self._place}.{key} is missing; every plan has it")
+
+    def stated(self, key: str, value: Kind | None) -> Kind:
+        if value is None:
+            raise BadPlan(f"{self._place}.{key} is missing; every plan states it")
+        return value
+
+    def size(self, key: str) -> int | None:
+        return self._value(key, _is_size, "a whole number of at least 0, or null", int)
+
     def count(self, key: str) -> int | None:
         return self._value(key, _is_count, "a whole number, or null", int)
 
@@ -216,6 +234,10 @@ def _is_count(value: object) -> bool:
     if type(value) is int or (isinstance(value, float) and value.is_integer()):
         return abs(value) < MAX_COUNT
     return False
+
+
+def _is_size(value: object) -> bool:
+    return _is_count(value) and isinstance(value, (int, float)) and value >= 0
 
 
 def _shown(value: object) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_colibri.claims.plan import BadPlan, PlanStatement, read_plan
+from pytest_colibri.claims.plan import LONGEST_LINE, BadPlan, PlanStatement, read_plan
 from pytest_colibri.container.model import Model, read_model
 from pytest_colibri.errors import Unavailable
 from pytest_colibri.host.matching import matching_accelerators
 from pytest_colibri.host.model import Host
 from pytest_colibri.host.stage import Stage
+from pytest_colibri.host.tools import printable
 from pytest_colibri.judge.model import State, Verdict
 from pytest_colibri.judge.plan_rules import RULES, refusal_is_right
 from pytest_colibri.judge.plan_rules.rule import Rule, Unstated
@@ -126,20 +127,27 @@ def _judge_answer(
         return [
             Verdict("unwitnessed", "planner answers", "answer", "", "", witness, reason=answer.unsupported)
         ]
-    try:
-        statement = replace(read_plan(answer.plan or {}, answer.environment), hot_experts=answer.hot_experts)
-    except BadPlan as error:
-        answer = PlannerAnswer(failed=f"the planner gives a plan that cannot be read: {error}")
-    if answer.failed is not None:
+    statement, failed = _statement(answer)
+    if failed is not None:
         state = _broken_if(ANSWERS in checks)
-        return [Verdict(state, "planner answers", "answer", "", "", witness, reason=answer.failed)]
-    advertised = _in_figures(statement) if answer.refused is None else f"refuses: {answer.refused}"
+        return [Verdict(state, "planner answers", "answer", "", "", witness, reason=failed)]
+    advertised = f"refuses: {answer.refused}" if statement is None else _in_figures(statement)
     verdicts = []
     if ANSWERS in checks:
         verdicts.append(Verdict("held", "planner answers", "answer", advertised, "an answer", witness))
-    if answer.refused is not None:
+    if statement is None:
         return [*verdicts, _judge_refusal(advertised, request, counts=REFUSAL in checks)]
     return [*verdicts, *(_judge_rule(rule, statement, request, advertised) for rule in rules)]
+
+
+def _statement(answer: PlannerAnswer) -> tuple[PlanStatement | None, str | None]:
+    """Return what the plan states, None for a refusal; and what failed, None where there is an answer."""
+    if answer.plan is None:
+        return None, answer.failed
+    try:
+        return replace(read_plan(answer.plan, answer.environment), hot_experts=answer.hot_experts), None
+    except BadPlan as error:
+        return None, f"the planner gives a plan that cannot be read: {error}"
 
 
 def _judge_refusal(advertised: str, request: PlanRequest, *, counts: bool) -> Verdict:
@@ -155,11 +163,13 @@ def _judge_rule(rule: Rule, statement: PlanStatement, request: PlanRequest, adve
     witnessed = f"available {request.host.memory.limit}"
     state: State
     try:
-        faults = tuple(rule.faults(statement, request))
+        faults = rule.broken_by(statement, request)
     except Unstated as lack:
         state, reason = "not_claimed", str(lack)
     else:
-        state, reason = ("broken" if faults else "held"), "; ".join(faults)
+        # Variables that a planner exports stand in the sentences, and must not write to the terminal.
+        lines = [printable(fault, LONGEST_LINE) for fault in faults]
+        state, reason = ("broken" if faults else "held"), "; ".join(lines)
     witness = f"{request.host.kind} host"
     return Verdict(state, rule.title, "plan", advertised, witnessed, witness, reason=reason)
 

@@ -69,24 +69,44 @@ def test_our_own_plan_states_its_figures() -> None:
     assert (card.usable_bytes, card.reserve_bytes) == (18 * GB, 2 * GB)
 
 
+def least() -> dict[str, Any]:
+    """Return what every plan states, and nothing else."""
+    ram, vram = {"available_bytes": None, "budget_bytes": 5}, {"devices": [], "budget_bytes": 0}
+    return {"version": 2, "tiers": {"ram": ram, "vram": vram}}
+
+
 def test_what_is_not_stated_is_unknown_and_never_zero() -> None:
-    statement = read_plan({"version": 2}, {})
-    lists = {"devices": (), "warnings": (), "tune": {}, "steps": {}, "environment": {}, "states_disk": False}
+    statement = read_plan(least(), {})
+    there: dict[str, object] = {"ram_budget_bytes": 5, "vram_budget_bytes": 0, "devices": ()}
+    there |= {"warnings": (), "tune": {}, "steps": {}, "environment": {}, "states_disk": False}
     for field in fields(PlanStatement):
-        assert getattr(statement, field.name) == lists.get(field.name), field.name
+        assert getattr(statement, field.name) == there.get(field.name), field.name
+
+
+@pytest.mark.parametrize(
+    ("tier", "key"),
+    [("ram", "available_bytes"), ("ram", "budget_bytes"), ("vram", "budget_bytes"), ("vram", "devices")],
+)
+def test_a_plan_that_promises_nothing_is_none(tier: str, key: str) -> None:
+    document = least()
+    del document["tiers"][tier][key]
+    with pytest.raises(BadPlan, match=rf"plan\.tiers\.{tier}\.{key} is missing"):
+        read_plan(document, {})
+    with pytest.raises(BadPlan, match="is missing"):
+        read_plan({"version": 2}, {})
 
 
 def test_unknown_free_disk_is_stated_and_a_missing_figure_is_not() -> None:
     stated = read_plan(with_value("tiers.disk.available_bytes", None), {})
     assert (stated.states_disk, stated.disk_bytes) == (True, None)
-    assert not read_plan({"tiers": {"disk": {}}}, {}).states_disk
+    assert not read_plan(least(), {}).states_disk
 
 
 @pytest.mark.parametrize(
     ("value", "count"), [(7, 7), (7.0, 7), (None, None), (-7, -7), (MAX_COUNT - 1, MAX_COUNT - 1)]
 )
 def test_a_count_may_be_written_as_a_float(value: object, count: int | None) -> None:
-    assert read_plan(with_value("tiers.ram.budget_bytes", value), {}).ram_budget_bytes == count
+    assert read_plan(with_value("tiers.ram.warm_expert_bytes", value), {}).warm_bytes == count
 
 
 WRONG = [
@@ -97,6 +117,9 @@ WRONG = [
     ("tiers.ram.budget_bytes", 0.5, "plan.tiers.ram.budget_bytes: 0.5 is not allowed"),
     ("tiers.ram.budget_bytes", float("nan"), "plan.tiers.ram.budget_bytes: nan is not allowed"),
     ("tiers.ram.budget_bytes", float("inf"), "plan.tiers.ram.budget_bytes: inf is not allowed"),
+    ("tiers.ram.budget_bytes", -1, "plan.tiers.ram.budget_bytes: -1 is not allowed; a whole number of"),
+    ("tiers.ram.budget_bytes", None, "plan.tiers.ram.budget_bytes is missing; every plan states it"),
+    ("tiers.vram.devices.0.usable_bytes", -1, "plan.tiers.vram.devices[0].usable_bytes: -1 is not allowed"),
     ("tiers.ram.budget_bytes", MAX_COUNT, f"plan.tiers.ram.budget_bytes: {MAX_COUNT} is not allowed"),
     ("tiers.ram.cache_slots_per_layer", [3], "plan.tiers.ram.cache_slots_per_layer: [3] is not allowed"),
     ("tiers.vram.devices", {}, f"plan.tiers.vram.devices: {{}} is no list of at most {MAX_ITEMS}"),

@@ -58,6 +58,6 @@ def broken_rules(statement: PlanStatement, request: PlanRequest) -> Mapping[str,
 
 def _faults(rule: Rule, statement: PlanStatement, request: PlanRequest) -> tuple[str, ...]:
     try:
-        return tuple(rule.faults(statement, request))
+        return rule.broken_by(statement, request)
     except Unstated:
         return ()

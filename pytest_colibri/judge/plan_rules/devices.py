@@ -10,6 +10,7 @@ from pytest_colibri.judge.plan_rules.found import (
     engine_numbers,
     known_devices,
     mask_of,
+    meant_device,
     planned_devices,
     shares_ram,
     taken_bytes,
@@ -17,7 +18,7 @@ from pytest_colibri.judge.plan_rules.found import (
     usable_accelerators,
     working_devices,
 )
-from pytest_colibri.judge.plan_rules.rule import rule, stated
+from pytest_colibri.judge.plan_rules.rule import Unstated, rule, stated
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.units import format_bytes
 
@@ -31,7 +32,10 @@ def has_device(request: PlanRequest) -> bool:
 def devices_were_asked_for(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """Only devices of the request give memory, each once."""
     asked = list(request.accelerators)
-    for device, found in planned_devices(statement, request):
+    for device in statement.devices:
+        found = meant_device(device, request)
+        if device.number is None and found is None:
+            raise Unstated(f"the plan does not state which device {device.name} is")
         if found in asked:
             asked.remove(found)
         elif device.usable_bytes != 0:
@@ -119,7 +123,7 @@ def one_device_suffices(statement: PlanStatement, request: PlanRequest) -> Itera
     ]
     largest = max((device.usable_bytes or 0 for device in working), default=0)
     shares = [taken_bytes(device) for device in working]
-    total = stated(statement.vram_budget_bytes, "a VRAM budget") + (statement.resident_bytes or 0)
+    total = statement.vram_budget_bytes + (statement.resident_bytes or 0)
     taken = total if None in shares else sum(share or 0 for share in shares)
     if len(working) > 1 and taken <= largest:
         yield f"{taken} B are divided over {len(working)} devices, and one of them has {largest} B usable"

@@ -35,7 +35,7 @@ def has_user_values(request: PlanRequest) -> bool:
 def exported_bytes(text: str) -> int | None:
     """Return an exported number of GB in bytes, None for text that is no such number."""
     whole, _, decimals = text.partition(".")
-    if not (whole.isascii() and whole.isdigit()) or not (decimals == "" or decimals.isdigit()):
+    if not text.isascii() or not whole.isdigit() or not (decimals == "" or decimals.isdigit()):
         return None
     return int(whole) * GB + int(decimals[:9].ljust(9, "0"))
 
@@ -53,7 +53,7 @@ def environment_keeps_budgets(statement: PlanStatement, request: PlanRequest) ->
         value = exported(statement, request, name)
         if value is None:
             continue
-        budget, count = stated(budget, f"a budget for {name}"), exported_bytes(value)
+        count = exported_bytes(value)
         if count is None or not budget - EXPORT_STEP_BYTES < count < budget + EXPORT_STEP_BYTES:
             yield f"{name}={value} is no figure of the budget of {budget} B"
     experts, hot = exported(statement, request, "COLI_VK_EXPERTS"), statement.hot_count
@@ -68,7 +68,7 @@ def exports_are_rounded_down(statement: PlanStatement, request: PlanRequest) -> 
     for name, budget in bounds.items():
         value = exported(statement, request, name)
         count = None if value is None else exported_bytes(value)
-        if count is not None and count > stated(budget, f"a budget for {name}"):
+        if count is not None and count > budget:
             yield f"{name}={value} is more than the budget of {budget} B"
 
 
@@ -148,14 +148,17 @@ def environment_exports_no_hints(statement: PlanStatement, request: PlanRequest)
 @rule("exported devices work")
 def environment_asks_for_planned_devices(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """A GPU is asked for only where a device plans, and numbers name devices only that get work."""
-    working = {str(device.number) for device in working_devices(statement)}
+    devices = working_devices(statement)
     values = {name: exported(statement, request, name) for name in sorted(GPU_VARIABLES)}
     asking = [name for name, value in values.items() if value not in (None, "0")]
-    if asking and not working:
+    if asking and not devices:
         yield f"{', '.join(asking)} exported, and no device with usable memory plans"
     for name in CHOICES:
         value = values[name]
-        if value is not None and not set(value.split(",")) <= working:
+        if value is None:
+            continue
+        working = {str(stated(device.number, f"the engine's number for {device.name}")) for device in devices}
+        if not set(value.split(",")) <= working:
             yield f"{name}={value}, and the devices that get work are {', '.join(sorted(working)) or 'none'}"
 
 

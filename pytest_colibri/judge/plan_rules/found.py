@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pytest_colibri.claims.plan import DeviceStatement, PlanStatement
 from pytest_colibri.container.families import BY_MODEL_TYPE
 from pytest_colibri.host.model import Accelerator
-from pytest_colibri.judge.plan_rules.rule import stated
+from pytest_colibri.judge.plan_rules.rule import Unstated, stated
 from pytest_colibri.planner.families import WITHOUT_CODE
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.units import GB, Figure, smallest
@@ -131,22 +131,26 @@ def _has_room(device: Accelerator, request: PlanRequest) -> bool:
     return (tier_bound(device, request).bytes or 0) > DEVICE_RESERVE_BYTES
 
 
+def meant_device(device: DeviceStatement, request: PlanRequest) -> Accelerator | None:
+    """Return the device that a number of the plan stands for, without one the only device of its name."""
+    if device.number is not None:
+        return engine_numbers(request).get(device.number)
+    named = [one for one in known_devices(request) if one.identity.name == device.name]
+    return named[0] if len(named) == 1 else None
+
+
 def planned_devices(
     statement: PlanStatement, request: PlanRequest
 ) -> tuple[tuple[DeviceStatement, Accelerator | None], ...]:
-    """Pair each device of the plan with the one that its number stands for, None where none does.
+    """Pair each device of the plan with the one that is meant, None where that is none, and it gets nothing.
 
-    A device without a number is the only one of its name.
+    Raises Unstated where a device gets something, and nothing tells which one is meant.
     """
-    numbers = engine_numbers(request)
-
-    def meant(device: DeviceStatement) -> Accelerator | None:
-        if device.number is not None:
-            return numbers.get(device.number)
-        named = [one for one in known_devices(request) if one.identity.name == device.name]
-        return named[0] if len(named) == 1 else None
-
-    return tuple((device, meant(device)) for device in statement.devices)
+    pairs = tuple((device, meant_device(device, request)) for device in statement.devices)
+    for device, found in pairs:
+        if found is None and usable_bytes(device, statement):
+            raise Unstated(f"the plan does not state which device {device.name} is")
+    return pairs
 
 
 def taken_bytes(device: DeviceStatement) -> int | None:
@@ -156,28 +160,49 @@ def taken_bytes(device: DeviceStatement) -> int | None:
     return device.budget_bytes + (device.resident_bytes or 0)
 
 
+def usable_bytes(device: DeviceStatement, statement: PlanStatement) -> int:
+    """Return what the plan can put on a device: what it calls usable, else at least what it puts there."""
+    if device.usable_bytes is not None:
+        return device.usable_bytes
+    taken = taken_bytes(device)
+    if taken is None and statement.vram_budget_bytes == 0:
+        return 0
+    return stated(taken, f"what {device.name} has usable")
+
+
 def working_devices(statement: PlanStatement) -> tuple[DeviceStatement, ...]:
     """Return the devices that the plan gives work to.
 
-    Those that take something, as far as it says; where none does, the first with usable memory.
+    Those that take something, as far as it says; where none does, the first with usable memory. Of devices
+    of which it does not say so, those work that it exports as the engine's choice.
     """
-    usable = tuple(device for device in statement.devices if device.usable_bytes)
-    working = tuple(device for device in usable if taken_bytes(device) != 0)
+    choice = next((statement.environment[name] for name in CHOICES if name in statement.environment), None)
+    chosen = None if choice is None else choice.split(",")
+    usable = tuple(device for device in statement.devices if usable_bytes(device, statement))
+    working = tuple(
+        device
+        for device in usable
+        if taken_bytes(device) or (taken_bytes(device) is None and _is_chosen(device, chosen))
+    )
     return working or usable[:1]
+
+
+def _is_chosen(device: DeviceStatement, chosen: Sequence[str] | None) -> bool:
+    return chosen is None or device.number is None or str(device.number) in chosen
 
 
 def shared_bytes(statement: PlanStatement, request: PlanRequest) -> int:
     """Return the least that the plan's devices take from the RAM.
 
-    Where it does not say how much each device takes, those with memory of their own take all they can.
+    That is what it puts on those that share it, and what is left of its VRAM budget once devices with memory
+    of their own took all they can.
     """
     shared = _shared_devices(statement, request)
-    taken = [taken_bytes(device) for device in shared]
-    if None not in taken:
-        return sum(count or 0 for count in taken)
-    own = sum(device.usable_bytes or 0 for device in statement.devices if device not in shared)
-    total = stated(statement.vram_budget_bytes, "a VRAM budget") + (statement.resident_bytes or 0)
-    return max(0, total - own)
+    if not shared and not any(map(shares_ram, request.accelerators)):
+        return 0
+    own = sum(usable_bytes(device, statement) for device in statement.devices if device not in shared)
+    total = statement.vram_budget_bytes + (statement.resident_bytes or 0)
+    return max(total - own, sum(taken_bytes(device) or 0 for device in shared))
 
 
 def shared_reserve_bytes(statement: PlanStatement, request: PlanRequest) -> int:

@@ -47,7 +47,7 @@ def limit_is_physical(statement: PlanStatement, request: PlanRequest) -> Iterato
 @rule("reserve is kept", applies=has_known_limit)
 def reserve_is_kept(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """The plan leaves 12 % of the limit; only an explicit RAM budget beside no shared tier takes of it."""
-    ram = stated(statement.ram_budget_bytes, "a RAM budget")
+    ram = statement.ram_budget_bytes
     shared = shared_bytes(statement, request) + shared_reserve_bytes(statement, request)
     limit = available_bytes(request)
     room = limit * POOL_PERCENT // 100
@@ -63,7 +63,7 @@ def reserve_is_kept(statement: PlanStatement, request: PlanRequest) -> Iterator[
 @rule("one pool is counted once", applies=has_known_limit)
 def pool_is_counted_once(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """The RAM budget and what devices take from the same memory fit what is available."""
-    ram = stated(statement.ram_budget_bytes, "a RAM budget")
+    ram = statement.ram_budget_bytes
     shared = shared_bytes(statement, request)
     if ram + shared > available_bytes(request):
         besides = f" + devices in the same memory {format_bytes(shared)} = {ram + shared} B of one pool"

@@ -18,7 +18,7 @@ def has_sparse_layers(request: PlanRequest) -> bool:
 @rule("RAM budget holds its parts")
 def ram_budget_holds_its_parts(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:  # noqa: ARG001
     """Dense weights, runtime and cache fit the RAM budget."""
-    budget = stated(statement.ram_budget_bytes, "a RAM budget")
+    budget = statement.ram_budget_bytes
     parts = (
         stated(statement.dense_bytes, "dense weights")
         + stated(statement.runtime_bytes, "the runtime")
@@ -80,7 +80,7 @@ def least_ram_is_planned(statement: PlanStatement, request: PlanRequest) -> Iter
     """A plan is made only where dense weights, runtime and one slot per sparse layer fit."""
     geometry = request.geometry
     needed = geometry.dense_bytes + least_runtime_bytes(request) + geometry.bytes_per_slot
-    budget = stated(statement.ram_budget_bytes, "a RAM budget")
+    budget = statement.ram_budget_bytes
     limit = request.host.memory.limit.bytes
     room = budget if limit is None else min(budget, limit)
     if room < needed:

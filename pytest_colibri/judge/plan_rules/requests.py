@@ -28,14 +28,14 @@ def asks_for_slots(request: PlanRequest) -> bool:
 @rule("RAM budget asked for is kept", applies=asks_for_ram)
 def explicit_ram_holds(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """An explicit RAM budget is never exceeded; one that is not met has a warning with both figures."""
-    granted = stated(statement.ram_budget_bytes, "a RAM budget")
+    granted = statement.ram_budget_bytes
     yield from _compare("RAM", request.ram_bytes or 0, granted, statement)
 
 
 @rule("VRAM budget asked for is kept", applies=asks_for_vram)
 def explicit_vram_holds(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """An explicit VRAM budget bounds all that devices take; one not met has a warning with both figures."""
-    granted = stated(statement.vram_budget_bytes, "a VRAM budget") + (statement.resident_bytes or 0)
+    granted = statement.vram_budget_bytes + (statement.resident_bytes or 0)
     yield from _compare("VRAM", request.vram_bytes or 0, granted, statement)
 
 

@@ -70,7 +70,7 @@ def experts_are_counted(statement: PlanStatement, request: PlanRequest) -> Itera
 def hot_experts_fit(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:  # noqa: ARG001
     """The hot experts fit the VRAM budget."""
     hot = stated(statement.hot_bytes, "the bytes of hot experts")
-    budget = stated(statement.vram_budget_bytes, "a VRAM budget")
+    budget = statement.vram_budget_bytes
     if hot > budget:
         yield f"hot experts of {hot} B exceed the VRAM budget of {budget} B"
 

@@ -30,6 +30,16 @@ class Rule:
     faults: Faults
     applies: Applies
 
+    def broken_by(self, statement: PlanStatement, request: PlanRequest) -> tuple[str, ...]:
+        """Return how the plan breaks the rule; Unstated where it does not, as far as it states figures."""
+        found: list[str] = []
+        try:
+            found.extend(self.faults(statement, request))
+        except Unstated:
+            if not found:
+                raise
+        return tuple(found)
+
 
 class Unstated(Exception):
     """The plan does not state a figure, so that a rule can be neither held nor broken."""

@@ -15,8 +15,9 @@ from pytest_colibri.judge.plan_rules.found import (
     shares_ram,
     taken_bytes,
     usable_accelerators,
+    usable_bytes,
 )
-from pytest_colibri.judge.plan_rules.rule import rule, stated
+from pytest_colibri.judge.plan_rules.rule import Unstated, rule, stated
 from pytest_colibri.judge.plan_rules.runtime import prompt_bytes
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.units import format_bytes
@@ -39,10 +40,12 @@ def has_unknown_memory(request: PlanRequest) -> bool:
 @rule("unknown memory drives no tier", applies=has_unknown_memory)
 def unknown_drives_no_tier(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """A device of unknown memory takes nothing; nor does one in a pool of unknown size."""
+    if statement.vram_budget_bytes and not statement.devices:
+        raise Unstated("the plan does not state which devices its VRAM budget is for")
     for device, found in planned_devices(statement, request):
         if found is None or not _memory_is_unknown(found, request):
             continue
-        taken = taken_bytes(device) if device.usable_bytes is None else device.usable_bytes
+        taken = usable_bytes(device, statement)
         if taken:
             yield f"{device.name} has {format_bytes(taken)} usable, and its free memory is {found.free}"
 
@@ -52,12 +55,13 @@ def devices_keep_their_reserve(statement: PlanStatement, request: PlanRequest) -
     """Usable is at most free - reserve, of one heap; a card keeps at least 2 GB, or what its prompt needs."""
     for device, found in planned_devices(statement, request):
         free = None if found is None else _free_bytes(device, found)
-        if found is None or free is None or not device.usable_bytes:
+        if found is None or free is None:
             continue
         least = 0 if shares_ram(found) else max(DEVICE_RESERVE_BYTES, prompt_bytes(request))
         room = max(0, free - max(least, device.reserve_bytes or 0))
-        if device.usable_bytes > room:
-            yield f"{device.name} has {device.usable_bytes} B usable, more than free less reserve, {room} B"
+        usable = usable_bytes(device, statement)
+        if usable > room:
+            yield f"{device.name} has {usable} B usable, more than free less reserve, {room} B"
 
 
 def _free_bytes(device: DeviceStatement, found: Accelerator) -> int | None:
@@ -74,8 +78,9 @@ def free_is_within_total(statement: PlanStatement, request: PlanRequest) -> Iter
     """A source that gives more free memory than there is cannot be used."""
     for device in statement.devices:
         free, total = device.free_bytes, device.total_bytes
-        if device.usable_bytes and free is not None and total is not None and free > total:
-            yield f"{device.name} has {device.usable_bytes} B usable, with {free} B free of {total} B"
+        usable = usable_bytes(device, statement)
+        if usable and free is not None and total is not None and free > total:
+            yield f"{device.name} has {usable} B usable, with {free} B free of {total} B"
 
 
 def has_own_memory(request: PlanRequest) -> bool:
@@ -87,7 +92,7 @@ def has_own_memory(request: PlanRequest) -> bool:
 @rule("an automatic tier uses its devices", applies=has_own_memory)
 def tier_uses_devices(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """An automatic tier takes what free memory and reserves allow, up to all experts."""
-    granted = stated(statement.vram_budget_bytes, "a VRAM budget") + (statement.resident_bytes or 0)
+    granted = statement.vram_budget_bytes + (statement.resident_bytes or 0)
     reserves = {found: device.reserve_bytes for device, found in planned_devices(statement, request) if found}
     devices = usable_accelerators(request)
     rooms = [
@@ -105,18 +110,20 @@ def tier_uses_devices(statement: PlanStatement, request: PlanRequest) -> Iterato
 @rule("tiers fit their devices")
 def budgets_fit_devices(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:  # noqa: ARG001
     """What devices take is at most their usable memory; their budgets together are the VRAM budget."""
-    total = stated(statement.vram_budget_bytes, "a VRAM budget")
-    usable = 0
-    for device in statement.devices:
-        usable += device.usable_bytes or 0
-        taken = taken_bytes(device)
-        if taken is not None and device.usable_bytes is not None and taken > device.usable_bytes:
-            yield f"{device.name} takes {taken} B, and has {device.usable_bytes} B usable"
-    if total + (statement.resident_bytes or 0) > usable:
-        yield f"the devices take {total + (statement.resident_bytes or 0)} B, and have {usable} B usable"
+    total = statement.vram_budget_bytes
     budgets = [device.budget_bytes for device in statement.devices if device.budget_bytes is not None]
     if len(budgets) == len(statement.devices) and sum(budgets) != total:
         yield f"VRAM budget of {total} B, and the devices give {sum(budgets)} B"
+    for device in statement.devices:
+        taken = taken_bytes(device)
+        if taken is not None and device.usable_bytes is not None and taken > device.usable_bytes:
+            yield f"{device.name} takes {taken} B, and has {device.usable_bytes} B usable"
+    taken = total + (statement.resident_bytes or 0)
+    usable = sum(
+        stated(device.usable_bytes, f"what {device.name} has usable") for device in statement.devices
+    )
+    if taken > usable:
+        yield f"the devices take {taken} B, and have {usable} B usable"
 
 
 CUDA_RESIDENTS = {"CUDA_DENSE": "dense weights", "COLI_CUDA_ATTN": "attention"}
