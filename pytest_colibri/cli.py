@@ -18,7 +18,7 @@ import pytest_colibri
 from pytest_colibri.errors import ColibriError, HostMismatch, UsageError
 
 if TYPE_CHECKING:
-    from pytest_colibri.container.geometry import Geometry
+    from pytest_colibri.container.model import Model
     from pytest_colibri.findings import Finding, State
     from pytest_colibri.host.model import Host
     from pytest_colibri.planner.doctor.report import Diagnosis
@@ -223,11 +223,11 @@ def _model_findings(
     from pytest_colibri.planner.doctor.placement import no_placement, placement
 
     inspection = inspect_container(options.model)
-    if inspection.geometry is None:
+    if inspection.model is None:
         return [*inspection.findings, no_placement("the container is refused")], None
     if profile is None:
         return [*inspection.findings, no_placement("the machine does not fit the profile")], None
-    found, plan = placement(_plan_request(options, inspection.geometry, profile, host))
+    found, plan = placement(_plan_request(options, inspection.model, profile, host))
     return [*inspection.findings, *found], plan
 
 
@@ -326,6 +326,7 @@ def _write_tiny(folder: Path, name: str) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
+    from pytest_colibri.container.model import with_history
     from pytest_colibri.container.scan import read_geometry
     from pytest_colibri.planner.exchange import plan_to_json
     from pytest_colibri.planner.explain import explain
@@ -336,15 +337,12 @@ def _plan(options: argparse.Namespace) -> None:
     if options.colibri or options.planner:
         _ask_planner(options, profile)
         return
-    answer = plan(_plan_request(options, geometry, profile, host))
+    answer = plan(_plan_request(options, with_history(geometry), profile, host))
     print(_printable(explain(answer)) if options.explain else json.dumps(plan_to_json(answer), indent=1))
 
 
-def _plan_request(
-    options: argparse.Namespace, geometry: Geometry, profile: Profile, host: Host
-) -> PlanRequest:
+def _plan_request(options: argparse.Namespace, model: Model, profile: Profile, host: Host) -> PlanRequest:
     """Return what plan and doctor ask, so that neither says of a machine what the other denies."""
-    from pytest_colibri.container.model import with_history
     from pytest_colibri.host.matching import matching_accelerators
     from pytest_colibri.subjects.reference_planner import plan_request
 
@@ -357,7 +355,7 @@ def _plan_request(
             raise HostMismatch(
                 f"--gpu: there is no device {index} that fits the profile {profile.name}; found: {found}"
             )
-    request = plan_request(asked, with_history(geometry), host, devices)
+    request = plan_request(asked, model, host, devices)
     return replace(request, slots_per_layer=options.slots)
 
 

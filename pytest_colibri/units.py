@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 GB = 10**9
 KIB = 2**10
 MIB = 2**20
+MAX_BYTES = 2**63
 UNITS = {"B": 1, "kB": 1000, "MB": 10**6, "GB": GB, "G": GB, "KiB": KIB, "MiB": MIB, "GiB": 2**30}
 
 
@@ -51,7 +53,10 @@ def format_bytes(count: int | None) -> str:
 
 def parse_bytes(text: str) -> int:
     """Read a byte count such as ``2GB`` or ``512MiB``; :class:`ValueError` says what is allowed."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|G|KiB|MiB|GiB)?", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|G|KiB|MiB|GiB)?", text.strip(), re.ASCII)
     if match is None:
         raise ValueError("not a size; write a number and one of B, kB, MB, GB, KiB, MiB, GiB")
-    return int(float(match[1]) * UNITS[match[2] or "B"])
+    count = Decimal(match[1]) * UNITS[match[2] or "B"]
+    if count > MAX_BYTES:
+        raise ValueError(f"too large; at most {MAX_BYTES} bytes are allowed")
+    return int(count)

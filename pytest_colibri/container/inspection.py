@@ -7,6 +7,7 @@ the checks that it did not come to are unknown for that shard.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import get_args
 
 from pytest_colibri.container.families import BY_MODEL_TYPE, Family, known_model_types
 from pytest_colibri.container.geometry import Geometry
+from pytest_colibri.container.model import Model
 from pytest_colibri.container.safetensors import (
     MAX_HEADER_BYTES,
     MAX_TENSORS,
@@ -29,6 +31,8 @@ from pytest_colibri.container.safetensors import (
     scan_shard,
 )
 from pytest_colibri.container.scan import read_geometry
+from pytest_colibri.container.usage import USAGE_FILE, read_usage
+from pytest_colibri.errors import UsageError
 from pytest_colibri.findings import Finding, few
 from pytest_colibri.units import Figure, format_bytes
 
@@ -69,10 +73,10 @@ class _Survey:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found of a model folder; ``geometry`` is None where it is refused."""
+    """What was found of a model folder; ``model`` is None where it is refused."""
 
     findings: tuple[Finding, ...]
-    geometry: Geometry | None
+    model: Model | None
 
 
 def inspect_container(directory: Path) -> Inspection:
@@ -81,7 +85,9 @@ def inspect_container(directory: Path) -> Inspection:
     read = (*_config_findings(directory), *_shard_findings(survey))
     others = (_sequence(survey), _index(directory, survey))
     experts, geometry = _experts(directory, survey, readable=all(found.state == "ok" for found in read))
-    return Inspection((*read, *others, experts), geometry)
+    history, usage = _usage(directory / USAGE_FILE)
+    model = None if geometry is None or usage is None else Model(geometry, usage)
+    return Inspection((*read, *others, experts, history), model)
 
 
 def _survey(directory: Path) -> _Survey:
@@ -271,9 +277,9 @@ def _index_total(index: Mapping[str, object], tensors: int, tensor_bytes: int) -
         return Finding(
             check,
             "warning",
-            f"{INDEX_FILE} places all {tensors} tensors, but gives {stated} bytes in total, and they take "
-            f"{tensor_bytes} ({format_bytes(tensor_bytes)})",
-            {**held, "index total_size": Figure(max(stated, 0), INDEX_FILE)},
+            f"{INDEX_FILE} places all {tensors} tensors, but gives {quote(stated)} bytes in total, and they "
+            f"take {tensor_bytes} ({format_bytes(tensor_bytes)})",
+            held,
         )
     return Finding(check, "ok", f"{INDEX_FILE} and the shards agree on {tensors} tensors", held)
 
@@ -295,6 +301,18 @@ def _experts(directory: Path, survey: _Survey, *, readable: bool) -> tuple[Findi
     }
     found = f"{geometry.expert_count} experts in {len(geometry.layers)} sparse layers, none missing"
     return Finding(check, "ok", found, figures), geometry
+
+
+def _usage(path: Path) -> tuple[Finding, Mapping[tuple[int, int], int] | None]:
+    """Say whether the usage history can be read, which plans rank the experts by; a model needs none."""
+    check = "container.usage"
+    if not os.path.isfile(path):  # noqa: PTH113 - a folder that cannot be searched is another check's fault
+        return Finding(check, "ok", f"there is no {USAGE_FILE}, so no expert is ranked"), {}
+    try:
+        usage = read_usage(path)
+    except UsageError as error:
+        return Finding(check, "failed", str(error), remedy="remove it; an engine writes it anew"), None
+    return Finding(check, "ok", f"{USAGE_FILE} ranks {len(usage)} experts"), usage
 
 
 def _partial_experts(names: Iterable[str], family: Family) -> list[str]:

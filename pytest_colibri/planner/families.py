@@ -15,6 +15,8 @@ from pytest_colibri.profiles.model import Backend
 
 Config = Mapping[str, object]
 
+MAX_DIMENSION = 2**31
+
 
 @dataclass(frozen=True)
 class FamilyRules:
@@ -52,10 +54,13 @@ def family_of(geometry: Geometry) -> FamilyName:
 def positive(config: Config, key: str, default: int | None = None) -> int:
     """Return a positive integer of ``config.json``; UsageError names the key and what is there."""
     value = config.get(key, default)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MAX_DIMENSION:
         return value
     shown = repr(value)[:80] if key in config else "missing"
-    raise UsageError(f"config.json: {key} must be a positive integer for a memory plan, and is {shown}")
+    raise UsageError(
+        f"config.json: {key} must be a positive integer below {MAX_DIMENSION} for a memory plan, "
+        f"and is {shown}"
+    )
 
 
 def one_per_layer(config: Config, key: str) -> list[object]:

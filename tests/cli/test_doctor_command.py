@@ -45,6 +45,17 @@ def no_rule(folder: Path) -> None:
     path.write_text(json.dumps(config), encoding="utf-8")
 
 
+def damaged_history(folder: Path) -> None:
+    (folder / ".coli_usage").write_text("much\n", encoding="utf-8")
+
+
+def endless_rank(folder: Path) -> None:
+    """Give a figure in the configuration of which no memory can be told."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "kv_lora_rank": 10**4000}), encoding="utf-8")
+
+
 def nothing(_: Path) -> None:
     """A whole model."""
 
@@ -61,6 +72,8 @@ def nothing(_: Path) -> None:
         (unknown_family, EMULATED, 1, {"container.family"}),
         (stray_index, EMULATED, 1, {"container.index"}),
         (no_rule, EMULATED, 1, {"container.config"}),
+        (endless_rank, EMULATED, 1, {"container.config"}),
+        (damaged_history, EMULATED, 1, {"container.usage"}),
     ],
 )
 def test_statuses(

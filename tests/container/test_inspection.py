@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from pytest_colibri.container.inspection import INDEX_FILE, Inspection, inspect_container
-from pytest_colibri.container.safetensors import ContainerError
+from pytest_colibri.container.model import read_model
+from pytest_colibri.container.safetensors import quote
 from pytest_colibri.container.scan import read_geometry
 from pytest_colibri.container.tiny import write_tiny_model
+from pytest_colibri.container.usage import USAGE_FILE, write_usage
+from pytest_colibri.errors import UsageError
 from pytest_colibri.findings import Finding
 
 Header = dict[str, dict[str, object]]
@@ -59,6 +62,7 @@ def model(tmp_path: Path) -> Path:
         write_part(folder / shard, header, payload, part)
         weight_map.update(dict.fromkeys(part, shard))
     write_index(folder, weight_map, len(payload))
+    write_usage(folder / USAGE_FILE, {(3, 1): 5, (3, 0): 2})
     return folder
 
 
@@ -80,7 +84,7 @@ def states(inspection: Inspection, state: str) -> set[str]:
 def test_a_whole_container_passes_every_check(model: Path) -> None:
     inspection = inspect_container(model)
     assert states(inspection, "ok") == set(by_check(inspection))
-    assert inspection.geometry == read_geometry(model)
+    assert inspection.model == read_model(model)
     experts = by_check(inspection)["experts"].figures
     assert experts["experts"].bytes == read_geometry(model).expert_bytes
 
@@ -154,6 +158,10 @@ def lose_part(folder: Path) -> None:
         write_part(folder / shard, header, payload, [name for name in header if name != lost])
 
 
+def damage_history(folder: Path) -> None:
+    (folder / USAGE_FILE).write_text("much\n", encoding="utf-8")
+
+
 def lose_all(folder: Path) -> None:
     for shard in SHARDS:
         (folder / shard).unlink()
@@ -208,6 +216,7 @@ IN_HEADER = {"names", "dtypes", "sizes", "bounds", "overlaps", "holes"}
         ),
         pytest.param(lose_part, {"index", "experts"}, "lacks 'up_proj.weight'", id="part-of-an-expert"),
         pytest.param(surplus_shard, {"shards", "index"}, "model: 4 beyond the 3", id="shard-surplus"),
+        pytest.param(damage_history, {"usage"}, ".coli_usage:1: 'much' is not", id="history-damaged"),
         pytest.param(lose_all, {"shards", "index"}, "there is no *.safetensors file", id="no-shard"),
     ],
 )
@@ -217,13 +226,13 @@ def test_each_fault_fails_its_own_check(model: Path, breaks: Breaks, failed: set
     found = by_check(inspection)
     assert states(inspection, "failed") == failed
     assert any(said in found[check].sentence for check in failed), [found[check] for check in failed]
-    assert (inspection.geometry is None) == (reader_of_plans_says(model) is not None)
+    assert (inspection.model is None) == (reader_of_plans_says(model) is not None)
 
 
 def reader_of_plans_says(folder: Path) -> str | None:
     try:
-        read_geometry(folder)
-    except ContainerError as error:
+        read_model(folder)
+    except UsageError as error:
         return str(error)
     return None
 
@@ -233,6 +242,12 @@ def test_what_a_refused_shard_hides_is_unknown(model: Path) -> None:
     inspection = inspect_container(model)
     assert states(inspection, "unknown") == {*IN_HEADER, "index", "experts"}
     assert SHARDS[1] in by_check(inspection)["dtypes"].sentence
+
+
+def test_a_model_needs_no_history(model: Path) -> None:
+    (model / USAGE_FILE).unlink(missing_ok=True)
+    finding = by_check(inspect_container(model))["usage"]
+    assert (finding.state, finding.sentence) == ("ok", "there is no .coli_usage, so no expert is ranked")
 
 
 @pytest.mark.parametrize(
@@ -285,15 +300,17 @@ def test_the_index_is_held_against_the_shards(
     inspection = inspect_container(model)
     assert states(inspection, "failed") == {"index"}
     assert said in by_check(inspection)["index"].sentence
-    assert inspection.geometry is not None
+    assert inspection.model is not None
 
 
-def test_a_wrong_total_in_the_index_is_a_warning(model: Path) -> None:
+@pytest.mark.parametrize("total", [12, -1, 10**4000], ids=["less", "negative", "endless"])
+def test_a_wrong_total_in_the_index_is_a_warning(model: Path, total: int) -> None:
     weight_map = json.loads((model / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"]
-    write_index(model, weight_map, 12)
+    write_index(model, weight_map, total)
     finding = by_check(inspect_container(model))["index"]
     assert finding.state == "warning"
-    assert "gives 12 bytes" in finding.sentence
+    assert f"gives {quote(total)} bytes" in finding.sentence
+    assert all(str(figure) for figure in finding.figures.values())
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"weight_map": []}', b'{"a": 1, "a": 1}', b"\xff"])

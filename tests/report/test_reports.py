@@ -131,13 +131,26 @@ def test_values_become_json() -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("1", 1), ("2GB", 2 * 10**9), ("2 GiB", 2**31), ("1.5MB", 1_500_000), ("4G", 4 * 10**9)],
+    [
+        ("1", 1),
+        ("9007199254740993", 2**53 + 1),
+        ("2GB", 2 * 10**9),
+        ("2 GiB", 2**31),
+        ("1.5MB", 1_500_000),
+        ("4G", 4 * 10**9),
+    ],
 )
 def test_sizes_are_read(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "-1", "2TBs", "GB", "1e3", "0x10", "nan"])
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "GB", "8589934592.1GiB"])
+def test_sizes_that_no_machine_has_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="too large; at most"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "2TBs", "GB", "1e3", "0x10", "nan", "٣"])
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_bytes(text)
