@@ -20,7 +20,13 @@ class Status(IntEnum):
 
 
 # What must be held in every case that was asked for; not to claim it is no pass.
-ASKED_FOR = ("device", "expert tier", "run completes")
+ASKED_FOR = (
+    "device",
+    "expert tier",
+    "run completes",
+    "available memory is there",
+    "one pool is counted once",
+)
 
 
 def conclude(
@@ -39,14 +45,13 @@ def conclude(
         return Status.NOTHING_SHOWN, f"{_count(unwitnessed, 'unwitnessed')}: never a pass"
     if not held:
         return Status.NOTHING_SHOWN, "nothing was shown: no claim was held"
+    if not plans_only and backend != "cpu" and not any(verdict.claim == "expert tier" for verdict in held):
+        return Status.NOTHING_SHOWN, f"no tier was tested: nothing was shown for the backend {backend}"
+    if withheld:
+        return Status.NOTHING_SHOWN, f"not claimed, and so not shown, for {_cases(withheld)}"
     if plans_only:
         where = ", on an emulated host" if emulated else ""
         return Status.HELD, f"{_count(held, 'held')}{where}: this speaks of plans only"
-    if backend != "cpu" and not any(verdict.claim == "expert tier" for verdict in held):
-        return Status.NOTHING_SHOWN, f"no tier was tested: nothing was shown for the backend {backend}"
-    if withheld:
-        cases = ", ".join(dict.fromkeys(verdict.case for verdict in withheld))
-        return Status.NOTHING_SHOWN, f"not claimed, and so not shown, for {cases}"
     alone = ", on the CPU alone: no GPU was tested" if backend == "cpu" else ""
     return Status.HELD, f"{_count(held, 'held')}{alone}"
 
@@ -57,3 +62,8 @@ def _of(verdicts: Collection[Verdict], state: State) -> list[Verdict]:
 
 def _count(verdicts: Collection[Verdict], state: State) -> str:
     return f"{len(verdicts)} verdict{'s' if len(verdicts) != 1 else ''} {state}"
+
+
+def _cases(verdicts: Collection[Verdict]) -> str:
+    first, *others = dict.fromkeys(verdict.case for verdict in verdicts)
+    return f"{first} and {len(others)} other cases" if others else first
