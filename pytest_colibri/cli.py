@@ -160,7 +160,7 @@ def _doctor(options: argparse.Namespace) -> int:
     uuids = [device.identity.uuid for device in diagnosis.host.accelerators]
     shown = (lambda value: value) if options.identities else redactor(uuids)
     if options.json:
-        print(json.dumps(shown(diagnosis_to_json(diagnosis)), indent=1, allow_nan=False))
+        print(json.dumps(diagnosis_to_json(diagnosis, shown), indent=1, allow_nan=False))
     else:
         for line in diagnosis_lines(diagnosis):
             print(_printable(str(shown(line)).replace("\n", "?")))

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_colibri.cli import main
 from pytest_colibri.container.tiny import write_tiny_model
+from pytest_colibri.findings import STATES
 
 EMULATED = ("--profile=nvidia-cuda", "--emulate")
 
@@ -135,6 +136,17 @@ def test_nothing_private_leaves_unless_asked_for(
         assert str(model.parent) not in said
         assert main(["doctor", str(model), *EMULATED, *form, "--identities"]) == 0
         assert bool(form) == (str(model) in capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("user", ["emulated", "linux", "warning"])
+def test_a_user_named_as_a_word_of_the_schema(
+    user: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: user)
+    main(["doctor", "--profile=steam-deck", "--emulate", "--json"])
+    diagnosis = json.loads(capsys.readouterr().out)
+    assert diagnosis["host"] == {"kind": "emulated", "system": "linux", "architecture": "x86_64"}
+    assert {finding["state"] for finding in diagnosis["findings"]} <= set(STATES)
 
 
 def test_names_out_of_files_do_not_reach_the_terminal_raw(

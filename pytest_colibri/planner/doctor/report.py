@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,28 +40,34 @@ def load_doctor_schema() -> dict[str, Any]:
     return schema
 
 
-def diagnosis_to_json(diagnosis: Diagnosis) -> dict[str, object]:
-    """Return the diagnosis as values that ``json.dumps`` takes; unknown figures are None."""
+def diagnosis_to_json(
+    diagnosis: Diagnosis, shown: Callable[[object], object] = lambda value: value
+) -> dict[str, object]:
+    """Return the diagnosis as values that ``json.dumps`` takes; unknown figures are None.
+
+    ``shown`` rewrites what may hold names of this machine; the words of the schema stay.
+    """
     host = diagnosis.host
     return {
         "version": VERSION,
         "state": diagnosis.state,
         "host": {"kind": host.kind, "system": host.system, "architecture": host.architecture},
-        "notes": list(host.notes),
-        "findings": [_finding(finding) for finding in diagnosis.findings],
-        "plan": None if diagnosis.plan is None else plan_to_json(diagnosis.plan),
+        "notes": shown(list(host.notes)),
+        "findings": [_finding(finding, shown) for finding in diagnosis.findings],
+        "plan": None if diagnosis.plan is None else shown(plan_to_json(diagnosis.plan)),
     }
 
 
-def _finding(finding: Finding) -> dict[str, object]:
+def _finding(finding: Finding, shown: Callable[[object], object]) -> dict[str, object]:
+    figures = {
+        name: {"bytes": figure.bytes, "source": figure.source} for name, figure in finding.figures.items()
+    }
     return {
         "check": finding.check,
         "state": finding.state,
-        "sentence": finding.sentence,
-        "figures": {
-            name: {"bytes": figure.bytes, "source": figure.source} for name, figure in finding.figures.items()
-        },
-        "remedy": finding.remedy,
+        "sentence": shown(finding.sentence),
+        "figures": shown(figures),
+        "remedy": shown(finding.remedy),
     }
 
 
