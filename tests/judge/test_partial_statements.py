@@ -101,3 +101,14 @@ def test_an_exported_budget_that_is_no_number_is_no_figure_of_a_budget(value):
     statement = statement_of(plan(request))
     statement = replace(statement, environment={**statement.environment, "RAM_GB": value})
     assert outcome("environment_keeps_budgets", statement, request) == "broken"
+
+
+@pytest.mark.parametrize(
+    ("rule", "request_"),
+    [("cold_misses_are_told", FOUR), ("pins_only_what_fits", PlanRequest(GLM, machine(900 * GB), "cpu"))],
+)
+def test_experts_on_the_disk_that_are_not_stated_leave_open_what_follows_from_them(rule, request_):
+    statement = statement_of(plan(request_))
+    assert outcome(rule, statement, request_) == "held"
+    pinned = {**statement.environment, "PIN_GB": "all"}
+    assert outcome(rule, replace(statement, cold_bytes=None, environment=pinned), request_) == "unstated"

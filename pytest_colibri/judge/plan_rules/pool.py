@@ -26,9 +26,18 @@ def has_known_limit(request: PlanRequest) -> bool:
 
 
 def available_bytes(request: PlanRequest) -> int:
-    """Return what a plan may find available; a live machine was read at another time."""
+    """Return the most that a plan may find available; a live machine was read at another time."""
+    return _at_another_time(request, 100 + LIVE_PERCENT)
+
+
+def least_available_bytes(request: PlanRequest) -> int:
+    """Return the least that a plan may find available."""
+    return _at_another_time(request, 100 - LIVE_PERCENT)
+
+
+def _at_another_time(request: PlanRequest, percent: int) -> int:
     limit = request.host.memory.limit.bytes or 0
-    return limit * (100 + LIVE_PERCENT) // 100 if request.host.kind == "live" else limit
+    return limit * percent // 100 if request.host.kind == "live" else limit
 
 
 @rule("available memory is there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_colibri.claims.plan import PlanStatement
+from pytest_colibri.judge.plan_rules.pool import available_bytes, has_known_limit
 from pytest_colibri.judge.plan_rules.rule import rule, stated
 from pytest_colibri.judge.plan_rules.runtime import least_runtime_bytes
 from pytest_colibri.planner.plan import PlanRequest
@@ -81,8 +82,7 @@ def least_ram_is_planned(statement: PlanStatement, request: PlanRequest) -> Iter
     geometry = request.geometry
     needed = geometry.dense_bytes + least_runtime_bytes(request) + geometry.bytes_per_slot
     budget = statement.ram_budget_bytes
-    limit = request.host.memory.limit.bytes
-    room = budget if limit is None else min(budget, limit)
+    room = min(budget, available_bytes(request)) if has_known_limit(request) else budget
     if room < needed:
         yield (
             f"dense weights, runtime and one slot per sparse layer need {needed} B, and {room} B are there "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_colibri.errors import ColibriError
-from pytest_colibri.judge.plan_rules.pool import POOL_PERCENT
+from pytest_colibri.judge.plan_rules.pool import POOL_PERCENT, least_available_bytes
 from pytest_colibri.judge.plan_rules.tiers import has_residents
 from pytest_colibri.planner import budgets, runtime
 from pytest_colibri.planner.plan import PlanRequest
@@ -31,9 +31,8 @@ def refusal_is_right(request: PlanRequest) -> str | None:
     limit, needed = request.host.memory.limit.bytes, least_ram_bytes(request)
     if limit is None or needed is None or has_residents(request):
         return None
-    automatic = limit * POOL_PERCENT // 100
-    asked = request.ram_bytes
-    room = automatic if asked is None or asked > limit else asked
+    there, asked = least_available_bytes(request), request.ram_bytes
+    room = there * POOL_PERCENT // 100 if asked is None or asked > there else asked
     if needed > room:
         return None
     return (

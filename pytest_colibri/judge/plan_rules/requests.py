@@ -42,7 +42,8 @@ def explicit_vram_holds(statement: PlanStatement, request: PlanRequest) -> Itera
 def _compare(what: str, asked: int, granted: int, statement: PlanStatement) -> Iterator[str]:
     if granted > asked:
         yield f"{what} budget of {granted} B exceeds the {asked} B asked for"
-    if granted < asked and not names_figures(statement.warnings, asked, granted):
+    figures = (asked, granted) if granted else (asked,)  # nothing has many names
+    if granted < asked and not names_figures(statement.warnings, *figures):
         yield f"{what} budget of {granted} B instead of {asked} B, and no warning names both"
 
 

@@ -97,6 +97,9 @@ def threads_do_not_spin(statement: PlanStatement, request: PlanRequest) -> Itera
 @rule("only what fits is pinned")
 def pins_only_what_fits(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """PIN_GB=all only where no expert stays on the disk and no device takes any."""
-    cold, working = statement.cold_bytes, len(working_devices(statement))
-    if exported(statement, request, "PIN_GB") == "all" and (cold or working):
+    if exported(statement, request, "PIN_GB") != "all":
+        return
+    working = len(working_devices(statement))
+    cold = stated(statement.cold_bytes, "the bytes of cold experts")
+    if cold or working:
         yield f"PIN_GB=all, with {cold} B of experts on the disk and {working} devices that work"

@@ -16,13 +16,16 @@ from pytest_colibri.judge.plan_rules.found import (
     largest_own_heap,
     planned_devices,
     taken_bytes,
+    usable_bytes,
 )
-from pytest_colibri.judge.plan_rules.rule import rule
+from pytest_colibri.judge.plan_rules.rule import rule, stated
 from pytest_colibri.judge.plan_rules.telling import names_figures
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.units import format_bytes
 
-_GPU = re.compile(r"\b(GPUs?|devices?|accelerators?)\b", re.IGNORECASE)
+_GPU = re.compile(r"\b(GPUs?|devices?|accelerators?|cards?)\b", re.IGNORECASE)
+_CPU = re.compile(r"\b(CPUs?|processors?|software)\b", re.IGNORECASE)
+_DISK = re.compile(r"\b(disks?|SSDs?|NVMe|storage|drives?)\b", re.IGNORECASE)
 _VENDOR = re.compile(r"\b(NVIDIA|AMD|Intel|Apple)\b", re.IGNORECASE)
 
 
@@ -59,7 +62,8 @@ def has_contradiction(request: PlanRequest) -> bool:
 def contradictions_are_told(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:
     """Where interfaces name different processors of one device, a warning names both."""
     for device, names in _contradictions(request):
-        if not any(all(name in line for name in names) for line in statement.warnings):
+        told = (line.casefold() for line in statement.warnings)
+        if not any(all(name.casefold() in line for name in names) for line in told):
             yield f"{device}: {' and '.join(names)} are names of one processor, and no warning has both"
 
 
@@ -74,7 +78,8 @@ def cpu_devices_are_told(statement: PlanStatement, request: PlanRequest) -> Iter
     for device, found in planned_devices(statement, request):
         if found is None or not found.is_software:
             continue
-        if not any(device.name in line and "CPU" in line for line in statement.warnings):
+        name = device.name.partition("(")[0].strip()  # drivers add their version
+        if not any(name in line and _CPU.search(line) for line in statement.warnings):
             yield f"{device.name} plans, and no warning says that a CPU does its work"
 
 
@@ -83,12 +88,11 @@ def staging_is_told(statement: PlanStatement, request: PlanRequest) -> Iterator[
     """Where a tier takes more of a card than the CPU can write, a warning names both figures."""
     for device, found in planned_devices(statement, request):
         window = None if found is None else _window(found)
-        if window is None or not device.usable_bytes:
+        if window is None:
             continue
         direct, local = window
-        if (taken_bytes(device) or device.usable_bytes) > direct and not names_figures(
-            statement.warnings, direct, local
-        ):
+        taken = taken_bytes(device) or usable_bytes(device, statement)
+        if taken > direct and not names_figures(statement.warnings, direct, local):
             yield (
                 f"{device.name}: {format_bytes(direct)} of {format_bytes(local)} are host-visible, and no "
                 "warning names both"
@@ -98,8 +102,9 @@ def staging_is_told(statement: PlanStatement, request: PlanRequest) -> Iterator[
 @rule("cold misses are told")
 def cold_misses_are_told(statement: PlanStatement, request: PlanRequest) -> Iterator[str]:  # noqa: ARG001
     """A plan with experts on the disk says that misses may reach it."""
-    if statement.cold_bytes and not any("disk" in line.lower() for line in statement.warnings):
-        yield f"{format_bytes(statement.cold_bytes)} of experts stay on the disk, and no warning says so"
+    cold = stated(statement.cold_bytes, "the bytes of cold experts")
+    if cold > 0 and not any(map(_DISK.search, statement.warnings)):
+        yield f"{format_bytes(cold)} of experts stay on the disk, and no warning says so"
 
 
 def lacks_gpu(request: PlanRequest) -> bool:
