@@ -22,6 +22,7 @@ from pytest_colibri.subjects.planner import PlannerAnswer, PlannerRequest
 from pytest_colibri.units import MIB
 
 STDERR_TAIL = 4000
+MOST_NESTING = 32
 
 _OUTCOMES = ("plan", "refused", "unsupported")
 # They choose among the devices of this machine; those of an emulated one come with the request.
@@ -134,7 +135,14 @@ def _parsed(text: str) -> dict[str, object]:
         raise _NoAnswer(f"wrote no JSON: {shown}") from None
     if not isinstance(document, dict):
         raise _NoAnswer(f"wrote no JSON object: {shown}")
+    if _nests_deeper(document, MOST_NESTING):
+        raise _NoAnswer(f"wrote JSON that nests deeper than {MOST_NESTING}: {shown}")
     return document
+
+
+def _nests_deeper(value: object, allowed: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return allowed < 0 or any(_nests_deeper(item, allowed - 1) for item in inner)
 
 
 def _refuse_constant(name: str) -> None:

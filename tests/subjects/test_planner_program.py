@@ -138,6 +138,10 @@ def test_what_a_planner_has_no_input_for_is_no_refusal(request_here: PlannerRequ
         ("print('hello')", "the planner wrote no JSON: 'hello'"),
         ("print('[1]')", "the planner wrote no JSON object: '[1]'"),
         ("print('[' * 100000)", "the planner wrote no JSON: "),
+        (
+            "print('{\"plan\":' + '[' * 900 + ']' * 900 + '}')",
+            "the planner wrote JSON that nests deeper than 32: ",
+        ),
         ("print('{\"plan\": NaN}')", "the planner wrote no JSON: "),
         ("print('x' * 5000000)", "the planner wrote more than 4 MiB to standard output"),
         ("import os; os.write(1, bytes([255, 254]))", "the planner wrote no JSON: "),
