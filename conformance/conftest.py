@@ -41,7 +41,8 @@ GENERAL_REQUESTS: Mapping[str, Mapping[str, object]] = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "plan_question" in metafunc.fixturenames:
         questions = list(_plan_questions(metafunc.config))
-        ids = [f"{profile or 'here'}: {case.name}" for profile, case in questions]
+        here = Path(str(setting(metafunc.config, "profile"))).stem
+        ids = [f"{profile or here}: {case.name}" for profile, case in questions]
         metafunc.parametrize("plan_question", questions, ids=ids)
     if "case" in metafunc.fixturenames:
         mode: Mode = "score" if "scored" in metafunc.function.__name__ else "generate"

@@ -5,41 +5,78 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_colibri.container.hollow import HOLLOW_MODELS
+from pytest_colibri.container.tiny import TINY_MODELS
 from pytest_colibri.errors import UsageError
 from pytest_colibri.host.matching import matching_accelerators
-from pytest_colibri.host.model import Host
+from pytest_colibri.host.model import Accelerator, Host
 from pytest_colibri.judge.model import Verdict
-from pytest_colibri.judge.planning import PlanCase
+from pytest_colibri.judge.planning import CHECKS, PlanCase
 from pytest_colibri.judge.status import Status
+from pytest_colibri.profiles.loader import profile_names
 from pytest_colibri.profiles.model import Backend, Pool, Profile
 from pytest_colibri.profiles.validation import nearest, schema_violations
-from pytest_colibri.profiles.yaml import read_document
-from pytest_colibri.units import parse_bytes
+from pytest_colibri.profiles.yaml import Document, Location, describe_error, read_document
+from pytest_colibri.units import format_bytes, parse_bytes
 
 IssueState = Literal["reproduced", "not_reproduced", "inconclusive", "not_applicable"]
 Part = Literal["planner", "engine"]
 
-SIZES = ("ram_bytes", "vram_bytes")
+MODELS = (*HOLLOW_MODELS, *TINY_MODELS)
+SIZES = ("ram_bytes", "vram_bytes", "available_at_most")
 
 
 @dataclass(frozen=True)
 class MachineKind:
-    """On which machines a report can be confirmed; an empty tuple or None asks for nothing."""
+    """On which machines a report can be confirmed; an empty tuple, None or False asks for nothing.
+
+    ``devices`` are shell patterns, one of which must match the name of a device of the profile;
+    ``available_at_most`` bounds the available memory (bytes), ``sockets`` is the least number of them.
+    ``control_group`` asks for one that limits the memory.
+    """
 
     backends: tuple[Backend, ...] = ()
     pool: Pool | None = None
+    systems: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    available_at_most: int | None = None
+    sockets: int = 1
+    control_group: bool = False
 
     def mismatch(self, profile: Profile, host: Host) -> str | None:
         """Say what the machine lacks, None when the report can be confirmed on it."""
+        return next(self._mismatches(profile, host), None)
+
+    def _mismatches(self, profile: Profile, host: Host) -> Iterator[str]:
+        devices = matching_accelerators(profile, host)
+        limit = host.memory.limit
         if self.backends and profile.backend not in self.backends:
-            return f"it is about {' and '.join(self.backends)}, and the profile is for {profile.backend}"
-        pools = {device.pool for device in matching_accelerators(profile, host)}
-        if self.pool is not None and not pools & {self.pool, None}:
-            return f"it is about {self.pool} memory, which no device of this machine has"
-        return None
+            yield f"it is about {_either(self.backends)}, and the profile is for {profile.backend}"
+        if self.systems and host.system not in self.systems:
+            yield f"it is about {_either(self.systems)}, and this machine runs {host.system}"
+        if self.devices and not any(_is_named(device, self.devices) for device in devices):
+            yield f"it is about devices named {_either(self.devices)}, and this machine has none"
+        if self.pool is not None and not {device.pool for device in devices} & {self.pool, None}:
+            yield f"it is about {self.pool} memory, which no device of this machine has"
+        if self.available_at_most is not None and (limit.bytes or 0) > self.available_at_most:
+            most = format_bytes(self.available_at_most)
+            yield f"it is about at most {most} of available memory, and this machine has {limit}"
+        if host.processor.sockets < self.sockets:
+            yield f"it is about {self.sockets} sockets, and this machine has {host.processor.sockets}"
+        if self.control_group and host.memory.cgroup_available.bytes is None:
+            yield "it is about a control group that limits the memory, and here none does"
+
+
+def _is_named(device: Accelerator, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(device.identity.name.lower(), pattern.lower()) for pattern in patterns)
+
+
+def _either(words: Iterable[str]) -> str:
+    return " or ".join(words)
 
 
 @dataclass(frozen=True)
@@ -80,13 +117,44 @@ class IssueResult:
 
 
 def read_issues(path: Path) -> tuple[Issue, ...]:
-    """Read the registry; UsageError with the place of whatever ``issues.schema.json`` does not allow."""
+    """Read the registry.
+
+    Raises UsageError with the place of whatever ``issues.schema.json`` does not allow, of a name that stands
+    for no check, model or profile, and of a second report of one name.
+    """
     document = read_document(path)
     schema = json.loads(Path(__file__).with_name("issues.schema.json").read_text(encoding="utf-8"))
-    if found := schema_violations(document, schema):
+    if found := schema_violations(document, schema) or list(_unknown_names(document)):
         raise UsageError("\n".join(found))
     value: Any = document.value
     return tuple(map(_issue, value["issues"]))
+
+
+def _unknown_names(document: Document) -> Iterator[str]:
+    value: Any = document.value
+    ids = [entry["id"] for entry in value["issues"]]
+    profiles = profile_names()
+    for number, entry in enumerate(value["issues"]):
+        here: Location = ("issues", number)
+        if entry["id"] in ids[:number]:
+            yield _describe(document, (*here, "id"), f"a second report {entry['id']}", "each once")
+        for question, case in enumerate(entry.get("planner", ())):
+            there = (*here, "planner", question)
+            if case["profile"] not in profiles:
+                what = f"unknown profile {case['profile']}{nearest(case['profile'], profiles)}"
+                yield _describe(document, (*there, "profile"), what, "see pytest-colibri profiles")
+            if case["model"] not in MODELS:
+                what = f"unknown model {case['model']}{nearest(case['model'], MODELS)}"
+                yield _describe(document, (*there, "model"), what, "see pytest-colibri model")
+            for key in ("checks", "given"):
+                for place, check in enumerate(case.get(key, ())):
+                    if check not in CHECKS:
+                        what = f"unknown check {check}{nearest(check, CHECKS)}"
+                        yield _describe(document, (*there, key, place), what, "see docs/plan-checks.md")
+
+
+def _describe(document: Document, location: Location, what: str, allowed: str) -> str:
+    return describe_error(document.path, document.value_marks[location], what, allowed)
 
 
 def select_issues(issues: Sequence[Issue], names: Iterable[str]) -> tuple[Issue, ...]:
@@ -131,9 +199,11 @@ def _planner_state(
 
 
 def _in_words(verdicts: Iterable[Verdict]) -> str:
-    return "; ".join(
-        f"{verdict.case}: {verdict.claim}: {verdict.reason or verdict.advertised}" for verdict in verdicts
-    )
+    """Name the checks of each case together where they have one reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.case, verdict.reason or verdict.advertised), []).append(verdict.claim)
+    return "; ".join(f"{case}: {', '.join(claims)}: {reason}" for (case, reason), claims in groups.items())
 
 
 STATUSES: Mapping[IssueState, Status] = {
@@ -161,31 +231,33 @@ def conclude_issues(results: Sequence[IssueResult], *, emulated: bool) -> tuple[
 
 
 def _issue(entry: Mapping[str, Any]) -> Issue:
-    machine = entry.get("machine", {})
+    name = entry["id"]
     return Issue(
-        id=str(entry["id"]),
+        id=name,
         title=entry["title"],
-        machine=MachineKind(tuple(machine.get("backends", ())), machine.get("pool")),
-        planner=tuple(_planner_case(str(entry["id"]), case) for case in entry.get("planner", ())),
+        machine=MachineKind(**_values(entry.get("machine", {}))),
+        planner=tuple(
+            PlannerCase(case["profile"], _plan_case(name, case)) for case in entry.get("planner", ())
+        ),
         engine=entry.get("engine"),
         link=entry.get("link"),
     )
 
 
-def _planner_case(issue: str, entry: Mapping[str, Any]) -> PlannerCase:
-    request = dict(entry.get("request", {}))
-    for key in SIZES:
-        if key in request:
-            request[key] = parse_bytes(request[key])
-    return PlannerCase(
-        profile=entry["profile"],
-        case=PlanCase(
-            name=f"{issue}: {entry['model']}",
-            model=entry["model"],
-            request={
-                key: tuple(value) if isinstance(value, list) else value for key, value in request.items()
-            },
-            checks=tuple(entry["checks"]),
-            issue=issue,
-        ),
+def _plan_case(issue: str, entry: Mapping[str, Any]) -> PlanCase:
+    return PlanCase(
+        name=f"{issue}: {entry['model']}",
+        model=entry["model"],
+        request=_values(entry.get("request", {})),
+        checks=tuple(entry["checks"]),
+        given=tuple(entry.get("given", ())),
+        issue=issue,
     )
+
+
+def _values(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section with sizes in bytes, and lists as tuples."""
+    return {
+        key: parse_bytes(value) if key in SIZES else tuple(value) if isinstance(value, list) else value
+        for key, value in section.items()
+    }

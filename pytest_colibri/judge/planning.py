@@ -34,13 +34,15 @@ class PlanCase:
     """One question to a planner: a model by its name, and a request; ``request`` has no machine in it.
 
     ``checks`` are the names of the checks that the answer must pass, None for all that say something here.
-    ``issue`` names the report that they decide.
+    ``issue`` names the report that they decide: where the first of them, or one of ``given``, says nothing
+    about a machine, nor do the others; where one of ``given`` is broken, they are not judged.
     """
 
     name: str
     model: str
     request: Mapping[str, object] = field(default_factory=dict)
     checks: tuple[str, ...] | None = None
+    given: tuple[str, ...] = ()
     issue: str = ""
 
 
@@ -81,12 +83,11 @@ class PlanTrials:
         """
         asked = _planner_request(case, profile, model, environment)
         known = plan_request(asked, self._read(model), host, matching_accelerators(profile, host))
-        checks = CHECKS if case.checks is None else case.checks
-        rules = [RULES[name] for name in checks if name in RULES and RULES[name].applies(known)]
-        if not rules and not {ANSWERS, REFUSAL} & set(checks):
+        checks = [name for name in case.checks or CHECKS if _says_something(name, known)]
+        if case.checks and not all(_says_something(name, known) for name in (case.checks[0], *case.given)):
             return ()
         answer = self._ask(asked, profile)
-        verdicts = _judge_answer(answer, known, rules, checks)
+        verdicts = _judge_answer(answer, known, checks, case.given)
         # The names of hot experts are megabytes, and follow from the history and the figures of the plan.
         trial = PlanTrial(case, profile, asked, replace(answer, hot_experts=None))
         self.done.append(trial)
@@ -118,8 +119,12 @@ def _planner_request(
     return replace(request, environment={**environment, **profile.environment, **request.environment})
 
 
+def _says_something(check: str, request: PlanRequest) -> bool:
+    return check not in RULES or RULES[check].applies(request)
+
+
 def _judge_answer(
-    answer: PlannerAnswer, request: PlanRequest, rules: Sequence[Rule], checks: Sequence[str]
+    answer: PlannerAnswer, request: PlanRequest, checks: Sequence[str], given: Sequence[str]
 ) -> list[Verdict]:
     """Judge that there is an answer; then a refusal, or else the plan by its rules."""
     witness = f"{request.host.kind} host"
@@ -137,6 +142,10 @@ def _judge_answer(
         verdicts.append(Verdict("held", "planner answers", "answer", advertised, "an answer", witness))
     if statement is None:
         return [*verdicts, _judge_refusal(advertised, request, counts=REFUSAL in checks)]
+    premises = [_judge_rule(RULES[name], statement, request, advertised) for name in given]
+    if lacking := [verdict for verdict in premises if verdict.state != "held"]:
+        return [replace(verdict, state="unwitnessed") for verdict in lacking]
+    rules = [RULES[name] for name in checks if name in RULES]
     return [*verdicts, *(_judge_rule(rule, statement, request, advertised) for rule in rules)]
 
 
@@ -151,12 +160,13 @@ def _statement(answer: PlannerAnswer) -> tuple[PlanStatement | None, str | None]
 
 
 def _judge_refusal(advertised: str, request: PlanRequest, *, counts: bool) -> Verdict:
-    """Judge a refusal; one that is wrong says nothing about a check that needs a plan."""
+    """Judge a refusal; where it is not asked about, it says nothing about a check that needs a plan."""
     would_fit = refusal_is_right(request)
-    state = "held" if would_fit is None else _broken_if(counts)
+    state: State = "unwitnessed" if not counts else "held" if would_fit is None else "broken"
+    reason = would_fit or ("" if counts else "nothing is planned, since the model does not fit")
     witnessed = f"available {request.host.memory.limit}"
     witness = f"{request.host.kind} host"
-    return Verdict(state, "refusal", "answer", advertised, witnessed, witness, reason=would_fit or "")
+    return Verdict(state, "refusal", "answer", advertised, witnessed, witness, reason=reason)
 
 
 def _judge_rule(rule: Rule, statement: PlanStatement, request: PlanRequest, advertised: str) -> Verdict:

@@ -39,8 +39,9 @@ def conclude(
     """
     broken, unwitnessed, held = (_of(verdicts, "broken"), _of(verdicts, "unwitnessed"), _of(verdicts, "held"))
     withheld = [verdict for verdict in _of(verdicts, "not_claimed") if verdict.claim in ASKED_FOR]
+    scope = f"{', on an emulated host' if emulated else ''}: this speaks of plans only" if plans_only else ""
     if broken:
-        return Status.BROKEN, _count(broken, "broken")
+        return Status.BROKEN, f"{_count(broken, 'broken')}, {len(held)} held{scope}"
     if unwitnessed:
         return Status.NOTHING_SHOWN, f"{_count(unwitnessed, 'unwitnessed')}: never a pass"
     if not held:
@@ -50,8 +51,7 @@ def conclude(
     if withheld:
         return Status.NOTHING_SHOWN, f"not claimed, and so not shown, for {_cases(withheld)}"
     if plans_only:
-        where = ", on an emulated host" if emulated else ""
-        return Status.HELD, f"{_count(held, 'held')}{where}: this speaks of plans only"
+        return Status.HELD, f"{_count(held, 'held')}{scope}"
     alone = ", on the CPU alone: no GPU was tested" if backend == "cpu" else ""
     return Status.HELD, f"{_count(held, 'held')}{alone}"
 

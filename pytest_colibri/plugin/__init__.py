@@ -38,9 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     if setting(config, "profile") is None:
-        if settings(config, "issue"):
+        asked = [name for name in ("emulate", "checkout", "planner", "engine") if setting(config, name)]
+        if asked or settings(config, "issue"):
+            option = (*asked, "issue")[0]
             raise pytest.UsageError(
-                "--issue needs a machine: give --profile=NAME (of yours; with --emulate of a recorded one)"
+                f"--colibri-{option} needs a machine: give --profile=NAME, with --emulate for a recorded one"
             )
         return
     from pytest_colibri.plugin.session import ColibriSession

@@ -54,6 +54,7 @@ NOT_APPLICABLE_PROPERTY = "colibri.not_applicable"
 TRIALS_KEY = "colibri_trials"
 PLANS_KEY = "colibri_plans"
 DEFAULT_TIMEOUT_S = 120
+MOST_REASONS = 3  # in the outcome of a test; the summary has all
 MAX_TIMEOUT_S = 7 * 24 * 3600
 
 Machine = tuple[Profile, Host]
@@ -87,6 +88,8 @@ class ColibriSession:
         self._read_subjects()
         self._read_profile(str(setting(config, "profile")))
         self.issues = _find_issues(settings(config, "issue"))
+        if self.issues and setting(config, "model"):
+            raise UsageError("--issue asks about the model of the report: leave --model out")
 
     def _read_options(self) -> None:
         model = setting(self.config, "model")
@@ -115,7 +118,9 @@ class ColibriSession:
             raise UsageError("--colibri and --colibri-planner name two planners: give one")
         if checkout and engine:
             raise UsageError("--colibri and --colibri-engine name two engines: give one")
-        self.planner = _planner_subject(checkout, planner)
+        self.planner: PlannerSubject = _foreign_planner(checkout, planner) or ReferencePlanner(
+            profile=lambda: self.profile
+        )
         self.judges_engine = not self.emulated and not checkout and bool(engine or not planner)
 
     def _read_profile(self, name: str) -> None:
@@ -230,7 +235,7 @@ class ColibriSession:
         if self.everything:
             lines = [
                 f"colibri: every profile, each on the machine that it recorded: {len(profile_names())}",
-                f"colibri: planner: {self.planner.name}",
+                f"colibri: planner: {self.planner.name} ({self.planner.origin})",
             ]
         elif self.config.option.collectonly:
             lines = [f"colibri: profile {self.profile_or_auto.name if self.profile_or_auto else 'auto'}"]
@@ -252,7 +257,7 @@ class ColibriSession:
             yield f"colibri: host: {note}"
         if self.refusal is not None:
             return
-        yield f"colibri: planner: {self.planner.name}"
+        yield f"colibri: planner: {self.planner.name} ({self.planner.origin})"
         if self.emulated:
             yield "colibri: emulated host: plans are judged, no engine is run"
         if not self.judges_engine:
@@ -294,6 +299,8 @@ class ColibriSession:
             items[:] = kept
 
     def _why_deselected(self, item: pytest.Item) -> str | None:
+        if getattr(item, "callspec", None) is not None and item.name.endswith("[NOTSET]"):
+            return "questions to a planner, since none decides these issues"
         if item.get_closest_marker("colibri_engine"):
             if self.emulated:
                 return "engine checks, since the host is emulated"
@@ -314,7 +321,8 @@ class ColibriSession:
             item.user_properties.append((VERDICT_PROPERTY, json.dumps(row)))
         broken = [_in_words(row) for row in rows if row["state"] == "broken"]
         if broken:
-            pytest.fail("; ".join(broken), pytrace=False)
+            more = f"; and {len(broken) - MOST_REASONS} more" if len(broken) > MOST_REASONS else ""
+            pytest.fail("; ".join(broken[:MOST_REASONS]) + more, pytrace=False)
         states = {row["state"] for row in rows}
         if "unwitnessed" in states or "held" not in states:
             pytest.skip("; ".join(_in_words(row) for row in rows if row["state"] != "held"))
@@ -400,6 +408,8 @@ class ColibriSession:
         try:
             write_bundle(
                 self.evidence,
+                shown_settings(self.config),
+                self.planner,
                 self.machines,
                 (self.reach,) if self.judges_engine else (),
                 self.verdicts,
@@ -448,12 +458,12 @@ def _find_issues(names: tuple[str, ...]) -> tuple[Issue, ...]:
     return select_issues(read_issues(registry_file()), names)
 
 
-def _planner_subject(checkout: str | bool | None, command: str | bool | None) -> PlannerSubject:
+def _foreign_planner(checkout: str | bool | None, command: str | bool | None) -> PlannerSubject | None:
     if checkout:
         return checkout_planner(Path(str(checkout)))
     if command:
         return planner_program(str(command), "--colibri-planner")
-    return ReferencePlanner()
+    return None
 
 
 def _check_model(folder: Path) -> None:

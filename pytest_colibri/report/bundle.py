@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest_colibri
@@ -16,6 +17,7 @@ from pytest_colibri.judge.planning import PlanTrial
 from pytest_colibri.judge.trial import Trial
 from pytest_colibri.planner.exchange import plan_to_json
 from pytest_colibri.profiles.model import Profile
+from pytest_colibri.subjects.planner import PlannerSubject
 from pytest_colibri.witness.evidence import Reach
 
 VERSION = 1
@@ -59,6 +61,8 @@ def plan_trial_to_json(trial: PlanTrial) -> dict[str, object]:
 
 def write_bundle(
     path: Path,
+    options: Sequence[str],
+    planner: PlannerSubject,
     machines: Iterable[tuple[Profile, Host]],
     reaches: Iterable[Reach],
     verdicts: Iterable[Verdict],
@@ -70,7 +74,8 @@ def write_bundle(
 ) -> None:
     """Write the evidence file; :class:`UsageError` when it cannot be written.
 
-    ``conclusion`` is the exit status and its sentence. Everything passes through ``redact`` first.
+    ``options`` are those that were set, ``planner`` is the one that was judged, ``conclusion`` is the exit
+    status and its sentence. Everything passes through ``redact`` first.
     """
     status, sentence = conclusion
     bundle: object = {
@@ -78,6 +83,9 @@ def write_bundle(
         "pytest_colibri": pytest_colibri.__version__,
         "status": int(status),
         "conclusion": sentence,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "options": list(options),
+        "planner": {"name": planner.name, "origin": planner.origin},
         "machines": [_machine(profile, host) for profile, host in machines],
         "witnesses": to_json(tuple(reaches)),
         "verdicts": to_json(tuple(verdicts)),

@@ -30,7 +30,8 @@ def verdict_table(
     """Return the table of verdicts, worst last, where a terminal shows it.
 
     What held in several cases is one row, with the figures of the first, and so is what was not claimed;
-    all checks of plans together are one. Every other verdict has its own, as all have with ``every_case``.
+    all checks of plans together are one. What is broken or unwitnessed has a row for each case, but for
+    checks of plans, which have one for each check. With ``every_case`` every verdict has its own.
     ``width`` counts characters; ``ascii_only`` draws with characters that every terminal has.
     """
     from rich.box import ASCII, SIMPLE_HEAD
@@ -89,15 +90,19 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def explanations(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return a line for each distinct reason of a verdict that did not hold."""
-    reasons: dict[tuple[State, str, str | None, str], list[str]] = {}
+    """Return a line for each distinct reason of a verdict that did not hold.
+
+    The reasons of one check of plans have one line, with the first of them.
+    """
+    reasons: dict[tuple[State, str, str | None, str | None], list[Verdict]] = {}
     for verdict in sorted(verdicts, key=lambda v: ORDER.index(v.state)):
         if verdict.state != "held":
-            key = (verdict.state, verdict.claim, verdict.phase, verdict.reason)
-            reasons.setdefault(key, []).append(verdict.case)
+            reason = None if verdict.claim in CLAIMS else verdict.reason
+            reasons.setdefault((verdict.state, verdict.claim, verdict.phase, reason), []).append(verdict)
     return [
-        f"{state}: {claim}{f', {phase}' if phase else ''} [{_few(dict.fromkeys(cases))}]: {reason}"
-        for (state, claim, phase, reason), cases in reasons.items()
+        f"{state}: {claim}{f', {phase}' if phase else ''} "
+        f"[{_few(dict.fromkeys(verdict.case for verdict in alike))}]: {alike[0].reason}"
+        for (state, claim, phase, _), alike in reasons.items()
     ]
 
 
@@ -109,9 +114,10 @@ def _few(cases: Collection[str]) -> str:
 def _rows(verdicts: Sequence[Verdict], every_case: bool) -> list[tuple[Verdict, list[str]]]:
     alike: dict[object, list[Verdict]] = {}
     for number, verdict in enumerate(verdicts):
-        own = every_case or verdict.state in ("broken", "unwitnessed")
-        claim = CHECKS_OF_PLANS if verdict.claim in CLAIMS else verdict.claim
-        alike.setdefault(number if own else (verdict.state, claim, verdict.phase), []).append(verdict)
+        agrees, of_plan = verdict.state in ("held", "not_claimed"), verdict.claim in CLAIMS
+        claim = CHECKS_OF_PLANS if agrees and of_plan else verdict.claim
+        together = not every_case and (agrees or of_plan)
+        alike.setdefault((verdict.state, claim, verdict.phase) if together else number, []).append(verdict)
     rows = [(_representative(group), list(dict.fromkeys(v.case for v in group))) for group in alike.values()]
     return sorted(rows, key=lambda row: ORDER.index(row[0].state))
 

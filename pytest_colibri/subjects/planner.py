@@ -62,6 +62,10 @@ class PlannerSubject(Protocol):
     def name(self) -> str:
         """How reports call it: ``reference``, ``colibri``, or the program."""
 
+    @property
+    def origin(self) -> str:
+        """Where it comes from, so that others can judge the same: a version, a command, or a commit."""
+
     def ask(self, request: PlannerRequest, stage: Stage | None = None) -> PlannerAnswer:
         """Return what the planner answers for the machine of the stage, without one for this machine.
 

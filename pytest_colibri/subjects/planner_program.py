@@ -33,10 +33,12 @@ _DEVICE_MASKS = frozenset({"ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"})
 class ProgramPlanner:
     """A planner started as ``command`` for each request, and ended after ``timeout_s`` seconds.
 
-    ``follows_stage`` tells that it does what a stage describes and cannot do for any program.
+    ``origin`` tells reports where it comes from. ``follows_stage`` tells that it does what a stage describes
+    and cannot do for any program.
     """
 
     name: str
+    origin: str
     command: tuple[str, ...]
     follows_stage: bool = False
     timeout_s: float = 60.0
@@ -59,7 +61,7 @@ class ProgramPlanner:
 def planner_program(command_line: str, option: str = "--planner") -> ProgramPlanner:
     """Return the program that ``option`` names as a subject; UsageError when it is not there."""
     name, command = parse_command(option, command_line, "docs/planner-protocol.md")
-    return ProgramPlanner(name=name, command=command)
+    return ProgramPlanner(name=name, origin=command_line, command=command)
 
 
 def request_to_json(request: PlannerRequest) -> dict[str, object]:

@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measured.md"
 
 PLANNER = """
-def build_plan(model, ram_gb=0, context=4096, gpu_indices=None, vram_gb=0): return {"version": 2}
+def build_plan(model, ram_gb=0, context=4096, gpu_indices=None, vram_gb=0):
+    ram = {"available_bytes": None, "budget_bytes": 0}
+    return {"version": 2, "tiers": {"ram": ram, "vram": {"devices": [], "budget_bytes": 0}}}
+
 def environment_for_plan(plan, env): return {**env, **VARIABLES}
 """
 

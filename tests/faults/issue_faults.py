@@ -42,6 +42,7 @@ class FaultyPlanner:
     """The embedded planner, with a fault while it is asked; where a program would crash, it fails."""
 
     name: str = "faulty"
+    origin: str = "a seeded fault"
     fault: Applicable | None = None
     _planner: ReferencePlanner = field(default_factory=ReferencePlanner)
 

@@ -29,7 +29,12 @@ def test_each_fault_reproduces_its_report_and_together_they_break_all_its_checks
     assert {name: outcome.state for name, outcome in outcomes.items()} == dict.fromkeys(
         outcomes, "reproduced"
     )
-    assert checks_of(ISSUES[issue]) == {broken for outcome in outcomes.values() for broken in outcome.broken}
+    unbroken = checks_of(ISSUES[issue]) - {
+        broken for outcome in outcomes.values() for broken in outcome.broken
+    }
+    # On a machine that is too small by the report itself, no refusal is wrong.
+    right = {"refusal_is_right"} if ISSUES[issue].machine.available_at_most is not None else set()
+    assert {check for _, check in unbroken} == right
 
 
 def test_a_planner_that_gives_no_answer_says_nothing_about_a_report_on_something_else(issue_trials):

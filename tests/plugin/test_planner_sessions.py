@@ -131,7 +131,7 @@ def test_a_report_on_another_kind_of_machine_is_not_applicable(pytester: pytest.
     ("arguments", "expected"),
     [
         ((*GB10, "--issue=795"), "--issue=795: unknown; nearest: 759"),
-        (("--issue=759",), "--issue needs a machine: give --profile=NAME"),
+        (("--issue=759",), "--colibri-issue needs a machine: give --profile=NAME"),
         (("--profile=all",), "--profile=all needs --emulate"),
         ((*GB10, "--colibri=.", "--colibri-planner=true"), "name two planners: give one"),
         ((*GB10, "--colibri=."), "no c/resource_plan.py there; give the top folder of a colibri checkout"),

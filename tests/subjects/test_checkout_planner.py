@@ -125,7 +125,7 @@ def test_windows_answers_a_planner_as_it_was_recorded(model: Path, tmp_path: Pat
 
 def test_another_program_is_not_shown_a_windows_machine(model: Path, tmp_path: Path) -> None:
     stage = Stage(find_profile("msys2"), tmp_path / "stage")
-    planner = ProgramPlanner("mine", (sys.executable, "-c", "print(1)"))
+    planner = ProgramPlanner("mine", "a test", (sys.executable, "-c", "print(1)"))
     with pytest.raises(Unavailable, match=r"mine would see a mix of two machines: .*Windows answers"):
         planner.ask(PlannerRequest(model, "cpu"), stage)
 
@@ -296,6 +296,6 @@ def test_a_program_that_follows_no_redirection_is_not_shown_a_mix_of_machines(
 ) -> None:
     monkeypatch.setattr(stage_module, "_obstacle", lambda _: "refused by the test")
     stage = Stage(find_profile("nvidia-cuda"), tmp_path / "stage")
-    planner = ProgramPlanner("mine", (sys.executable, "-c", "print(1)"))
+    planner = ProgramPlanner("mine", "a test", (sys.executable, "-c", "print(1)"))
     with pytest.raises(Unavailable, match=r"mine would see a mix of two machines: .*refused by the test"):
         planner.ask(PlannerRequest(model, "cuda"), stage)

@@ -26,7 +26,7 @@ PLAN = '{"plan": {"version": 2}, "environment": {"RAM_GB": "1.000"}}'
 
 
 def program(code: str, timeout_s: float = 10) -> ProgramPlanner:
-    return ProgramPlanner("mine", (sys.executable, "-c", code), timeout_s=timeout_s)
+    return ProgramPlanner("mine", "a test", (sys.executable, "-c", code), timeout_s=timeout_s)
 
 
 def says(text: str, status: int = 0) -> ProgramPlanner:
