@@ -15,7 +15,7 @@ from pytest_colibri.host.model import Host
 from pytest_colibri.host.stage import Stage
 from pytest_colibri.host.tools import printable
 from pytest_colibri.judge.model import State, Verdict
-from pytest_colibri.judge.plan_rules import RULES, refusal_is_right
+from pytest_colibri.judge.plan_rules import RULES, refusal_is_right, why_refusal_is_open
 from pytest_colibri.judge.plan_rules.rule import Rule, Unstated
 from pytest_colibri.planner.plan import PlanRequest
 from pytest_colibri.profiles.model import Profile
@@ -161,9 +161,9 @@ def _statement(answer: PlannerAnswer) -> tuple[PlanStatement | None, str | None]
 
 def _judge_refusal(advertised: str, request: PlanRequest, *, counts: bool) -> Verdict:
     """Judge a refusal; where it is not asked about, it says nothing about a check that needs a plan."""
-    would_fit = refusal_is_right(request)
-    state: State = "unwitnessed" if not counts else "held" if would_fit is None else "broken"
-    reason = would_fit or ("" if counts else "nothing is planned, since the model does not fit")
+    would_fit, is_open = refusal_is_right(request), why_refusal_is_open(request)
+    state: State = "unwitnessed" if is_open or not counts else "held" if would_fit is None else "broken"
+    reason = is_open or would_fit or ("" if counts else "nothing is planned, since the model does not fit")
     witnessed = f"available {request.host.memory.limit}"
     witness = f"{request.host.kind} host"
     return Verdict(state, "refusal", "answer", advertised, witnessed, witness, reason=reason)

@@ -9,7 +9,7 @@ from machines import LAVAPIPE, device, full_usage, glm_mixed, machine, small_mod
 
 from pytest_colibri.host.model import DeviceIdentity, Host
 from pytest_colibri.judge.memory import statement_of
-from pytest_colibri.judge.plan_rules import RULES, refusal_is_right
+from pytest_colibri.judge.plan_rules import RULES, refusal_is_right, why_refusal_is_open
 from pytest_colibri.judge.plan_rules.refusal import least_ram_bytes
 from pytest_colibri.judge.plan_rules.runtime import least_runtime_bytes
 from pytest_colibri.planner.plan import PlanRequest
@@ -68,3 +68,20 @@ def test_a_live_machine_may_have_had_more_when_a_planner_planned(kind, is_held):
     needed = GLM.dense_bytes + least_runtime_bytes(ample) + GLM.bytes_per_slot
     now = replace(ample, host=host(needed * 98 // 100, kind))
     assert (not RULES["least_ram_is_planned"].broken_by(statement_of(plan(ample)), now)) is is_held
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (PlanRequest(GLM, machine(None), "cpu"), "what is available is unknown"),
+        (PlanRequest(replace(GLM, config={}), machine(100 * GB), "cpu"), "no rule tells"),
+        (replace(CARD, environment={"CUDA_DENSE": "1"}), "asked for on the devices"),
+        (CARD, None),
+    ],
+    ids=["unknown memory", "unknown needs", "residents", "all known"],
+)
+def test_a_refusal_that_nothing_can_judge_is_not_called_right(request_, why):
+    open_because = why_refusal_is_open(request_)
+    assert (open_because is None) is (why is None)
+    assert (why or "") in (open_because or "")
+    assert (refusal_is_right(request_) is None) is (why is not None)

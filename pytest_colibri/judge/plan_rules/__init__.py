@@ -23,11 +23,11 @@ from pytest_colibri.judge.plan_rules import (
     tuning,
     warnings,
 )
-from pytest_colibri.judge.plan_rules.refusal import refusal_is_right
+from pytest_colibri.judge.plan_rules.refusal import refusal_is_right, why_refusal_is_open
 from pytest_colibri.judge.plan_rules.rule import Rule, Unstated
 from pytest_colibri.planner.plan import PlanRequest
 
-__all__ = ["RULES", "broken_rules", "refusal_is_right"]
+__all__ = ["RULES", "broken_rules", "refusal_is_right", "why_refusal_is_open"]
 
 
 def _rules_of(module: ModuleType) -> tuple[Rule, ...]:

@@ -22,14 +22,24 @@ def least_ram_bytes(request: PlanRequest) -> int | None:
     return budgets.ram_floor(request.geometry, sum(part.bytes or 0 for part in parts.values()))
 
 
+def why_refusal_is_open(request: PlanRequest) -> str | None:
+    """Return why nothing tells whether refusing is right, None where something does."""
+    if request.host.memory.limit.bytes is None:
+        return f"what is available is unknown ({request.host.memory.limit.source})"
+    if least_ram_bytes(request) is None:
+        return "no rule tells what this model needs at least"
+    if has_residents(request):
+        return "dense weights or attention are asked for on the devices, where they may not fit"
+    return None
+
+
 def refusal_is_right(request: PlanRequest) -> str | None:
     """Return why a plan should have been made, None where refusing is right or nothing tells.
 
-    A plan may use the RAM budget that is asked for, where that is available; else all but the reserve. What
-    the user puts on the devices beside experts may not fit there, which is not judged here.
+    A plan may use the RAM budget that is asked for, where that is available; else all but the reserve.
     """
-    limit, needed = request.host.memory.limit.bytes, least_ram_bytes(request)
-    if limit is None or needed is None or has_residents(request):
+    needed = least_ram_bytes(request)
+    if needed is None or why_refusal_is_open(request):
         return None
     there, asked = least_available_bytes(request), request.ram_bytes
     room = there * POOL_PERCENT // 100 if asked is None or asked > there else asked
