@@ -47,8 +47,7 @@ class PlanStatement:
     ``limit_bytes`` is what the plan takes for available RAM, ``cache_bytes`` the RAM for experts of which
     ``warm_bytes`` are filled, ``hot_bytes`` the experts on devices (``hot_count`` of them), ``cold_bytes``
     those on the disk. ``slots_per_layer`` is the cap, ``context`` the tokens that were planned for.
-    ``states_disk`` tells whether the plan has a figure for free disk space at all. ``tune`` maps a variable
-    to (value, reason), ``environment`` is what an engine gets, ``steps`` maps the lines of the sum to bytes.
+    ``environment`` is what an engine gets, ``steps`` maps the lines of the sum to bytes.
     ``hot_experts`` are (layer, expert) pairs in rank order, which the JSON form does not carry.
     """
 
@@ -66,7 +65,6 @@ class PlanStatement:
     hot_count: int | None
     cold_bytes: int | None
     disk_bytes: int | None
-    states_disk: bool
     expert_bytes: int | None
     bytes_per_slot: int | None
     physical_cores: int | None
@@ -76,7 +74,6 @@ class PlanStatement:
     context: int | None
     policy: str | None
     quality_preserving: bool | None
-    tune: Mapping[str, tuple[str, str]]
     warnings: tuple[str, ...]
     environment: Mapping[str, str]
     steps: Mapping[str, int | None] = field(default_factory=dict)
@@ -92,7 +89,6 @@ def read_plan(plan: Mapping[str, object], environment: Mapping[str, str]) -> Pla
     tiers = document.section("tiers")
     ram, vram, disk = tiers.section("ram"), tiers.section("vram"), tiers.section("disk")
     model, cpu, policy = document.section("model"), document.section("cpu"), document.section("policy")
-    tune = document.section("tune")
     ram.require("available_bytes")
     vram.require("devices")
     return PlanStatement(
@@ -110,7 +106,6 @@ def read_plan(plan: Mapping[str, object], environment: Mapping[str, str]) -> Pla
         hot_count=vram.count("expert_capacity"),
         cold_bytes=disk.count("cold_expert_bytes"),
         disk_bytes=disk.count("available_bytes"),
-        states_disk=disk.has("available_bytes"),
         expert_bytes=model.count("expert_bytes"),
         bytes_per_slot=model.count("per_cap_bytes"),
         physical_cores=cpu.count("physical_cores"),
@@ -120,7 +115,6 @@ def read_plan(plan: Mapping[str, object], environment: Mapping[str, str]) -> Pla
         context=document.section("request").count("context"),
         policy=policy.text("name"),
         quality_preserving=policy.switch("quality_preserving"),
-        tune={printable(name): _setting(tune, name) for name in tune.names()},
         warnings=document.texts("warnings"),
         environment=environment,
         steps={str(step.text("name")): step.count("bytes") for step in document.sections("steps")},
@@ -141,14 +135,6 @@ def _device(item: _Section) -> DeviceStatement:
     )
 
 
-def _setting(tune: _Section, name: str) -> tuple[str, str]:
-    """Return (value, reason); a hint for a person, whose name starts with ``_``, may be a text alone."""
-    if name.startswith("_") and tune.holds_text(name):
-        return tune.text(name) or "", ""
-    item = tune.section(name)
-    return item.text("value") or "", item.text("reason") or ""
-
-
 class _Section:
     """An object inside a plan, with its place for errors; a missing one is empty."""
 
@@ -159,17 +145,8 @@ class _Section:
             raise BadPlan(f"{place}: {_shown(values)} is no object")
         self._values, self._place = values, place
 
-    def has(self, key: str) -> bool:
-        return key in self._values
-
     def section(self, key: str) -> _Section:
         return _Section(self._values.get(key), f"{self._place}.{printable(key)}")
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._values)
-
-    def holds_text(self, key: str) -> bool:
-        return isinstance(self._values.get(key), str)
 
     def sections(self, key: str) -> list[_Section]:
         place = f"{self._place}.{key}"

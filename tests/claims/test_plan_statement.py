@@ -62,7 +62,6 @@ def test_our_own_plan_states_its_figures() -> None:
     assert statement.bytes_per_slot == MODEL.bytes_per_slot
     assert (statement.hit_rate, statement.bottleneck) == (PLANNED.hit_rate, PLANNED.bottleneck)
     assert statement.warnings == PLANNED.warnings
-    assert dict(statement.tune) == dict(PLANNED.tune)
     assert statement.environment == PLANNED.environment
     (card,) = statement.devices
     assert (card.name, card.number, card.total_bytes, card.free_bytes) == ("card", 0, 24 * GB, 20 * GB)
@@ -78,7 +77,7 @@ def least() -> dict[str, Any]:
 def test_what_is_not_stated_is_unknown_and_never_zero() -> None:
     statement = read_plan(least(), {})
     there: dict[str, object] = {"ram_budget_bytes": 5, "vram_budget_bytes": 0, "devices": ()}
-    there |= {"warnings": (), "tune": {}, "steps": {}, "environment": {}, "states_disk": False}
+    there |= {"warnings": (), "steps": {}, "environment": {}}
     for field in fields(PlanStatement):
         assert getattr(statement, field.name) == there.get(field.name), field.name
 
@@ -94,12 +93,6 @@ def test_a_plan_that_promises_nothing_is_none(tier: str, key: str) -> None:
         read_plan(document, {})
     with pytest.raises(BadPlan, match="is missing"):
         read_plan({"version": 2}, {})
-
-
-def test_unknown_free_disk_is_stated_and_a_missing_figure_is_not() -> None:
-    stated = read_plan(with_value("tiers.disk.available_bytes", None), {})
-    assert (stated.states_disk, stated.disk_bytes) == (True, None)
-    assert not read_plan(least(), {}).states_disk
 
 
 @pytest.mark.parametrize(
@@ -133,18 +126,10 @@ WRONG = [
     ("projected_hit_rate", float("inf"), "plan.projected_hit_rate: inf is not allowed"),
     ("projected_hit_rate", 10**400, "plan.projected_hit_rate: 1000"),
     ("policy.quality_preserving", 1, "plan.policy.quality_preserving: 1 is not allowed; true, false"),
-    ("tune.DRAFT", "0", "plan.tune.DRAFT: '0' is no object"),
-    ("tune.DRAFT", {"value": 0}, "plan.tune.DRAFT.value: 0 is not allowed; a text"),
     ("warnings", "careful", "plan.warnings: 'careful' is no list"),
     ("warnings", ["careful", 1], "plan.warnings: ['careful', 1] is no list of texts"),
     ("steps", [3], "plan.steps[0]: 3 is no object"),
 ]  # fmt: skip
-
-
-def test_a_hint_may_be_a_text_alone() -> None:
-    tune = {"_numactl": "numactl --interleave=all", "_other": {"value": "1", "reason": "two"}}
-    statement = read_plan(with_value("tune", tune), {})
-    assert statement.tune == {"_numactl": ("numactl --interleave=all", ""), "_other": ("1", "two")}
 
 
 @pytest.mark.parametrize(
@@ -160,14 +145,13 @@ def test_a_value_of_another_kind_is_named_with_its_place(path: str, value: objec
 def test_texts_of_a_planner_cannot_write_to_the_terminal() -> None:
     evil = "\x1b[2J\ud800\n"
     document = with_value("tiers.vram.devices.0.name", evil)
-    document |= {"warnings": [evil, "x" * 10_000], "bottleneck_class": evil, "tune": {evil: {"value": evil}}}
+    document |= {"warnings": [evil, "x" * 10_000], "bottleneck_class": evil}
     statement = read_plan(document, {})
     shown = "?[2J??"
     assert (statement.devices[0].name, statement.bottleneck) == (shown, shown)
     assert statement.warnings == (shown, "x" * LONGEST_LINE)
-    assert statement.tune == {shown: (shown, "")}
     with pytest.raises(BadPlan) as refused:
-        read_plan(with_value("tune", {evil: 1}), {})
+        read_plan(with_value("policy.name", {evil: 1}), {})
     assert str(refused.value).isprintable()
 
 
