@@ -14,6 +14,7 @@ import pytest
 
 from pytest_colibri.cli import main
 from pytest_colibri.container.tiny import write_tiny_model
+from pytest_colibri.witness.drivers import driver_witnesses
 
 EMULATED = ("--profile=nvidia-cuda", "--emulate")
 
@@ -120,6 +121,17 @@ def test_nothing_private_leaves_unless_asked_for(
         assert str(model.parent) not in said
         assert main(["doctor", str(model), *EMULATED, *form, "--identities"]) == 0
         assert bool(form) == (str(model) in capsys.readouterr().out)
+
+
+def test_each_witness_says_what_it_reaches_on_this_machine_and_on_no_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for options, counted in (((), len(driver_witnesses())), (EMULATED, 0)):
+        main(["doctor", "--json", *options])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        told = [f["sentence"].partition(": ") for f in findings if f["check"] == "witness.counters"]
+        assert len(told) == counted
+        assert all(reason for _, _, reason in told)
 
 
 def test_names_out_of_files_do_not_reach_the_terminal_raw(
