@@ -208,11 +208,17 @@ def _profile_finding(options: argparse.Namespace) -> tuple[Profile, Host, Findin
 def _witness_findings(host: Host) -> Iterator[Finding]:
     from pytest_colibri.findings import Finding
     from pytest_colibri.judge.trial import dispatch_reach
+    from pytest_colibri.witness.drivers import driver_witnesses
 
-    if host.kind == "live":
-        reach = dispatch_reach("vulkan")
+    if host.kind != "live":
+        return
+    reaches = [
+        ("witness.dispatch", dispatch_reach("vulkan")),
+        *(("witness.counters", witness.reach()) for witness in driver_witnesses()),
+    ]
+    for check, reach in reaches:
         state: State = "ok" if reach.able else "warning"
-        yield Finding("witness.dispatch", state, f"{reach.witness}: {reach.statement}")
+        yield Finding(check, state, f"{reach.witness}: {reach.statement}")
 
 
 def _model_findings(

@@ -120,15 +120,18 @@ def _with_memory(device: Accelerator, total: Figure | str, free: Figure | str) -
 
 def _probe_nvml() -> tuple[tuple[Accelerator, ...], frozenset[int]]:
     """Return the devices, and the indices of those whose memory MIG gives away in slices."""
-    with _nvml() as nvml:
+    with nvml_library() as nvml:
         driver = f"nvidia {nvml.nvmlSystemGetDriverVersion()}"
         indices = range(nvml.nvmlDeviceGetCount())
         devices = tuple(_nvml_device(nvml, index, driver) for index in indices)
-        return devices, frozenset(index for index in indices if _is_sliced(nvml, index))
+        sliced = (index for index in indices if is_sliced(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
+        return devices, frozenset(sliced)
 
 
 @contextmanager
-def _nvml() -> Iterator[Any]:
+def nvml_library() -> Iterator[Any]:
+    """Open NVML through its Python binding, and close it. Raises Unavailable with the reason, also for a
+    failure of NVML within the context that nothing else caught."""
     try:
         import pynvml
     except ModuleNotFoundError as error:
@@ -145,13 +148,7 @@ def _nvml() -> Iterator[Any]:
 
 def _nvml_device(nvml: Any, index: int, driver: str) -> Accelerator:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    identity = DeviceIdentity(
-        "cuda",
-        index,
-        printable(nvml.nvmlDeviceGetName(handle)),
-        _uuid(nvml.nvmlDeviceGetUUID(handle)),
-        _pci(nvml.nvmlDeviceGetPciInfo(handle).busId),
-    )
+    identity = nvml_identity(nvml, handle, index)
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError_NotSupported:
@@ -161,9 +158,21 @@ def _nvml_device(nvml: Any, index: int, driver: str) -> Accelerator:
     return _accelerator(identity, driver, Figure(memory.total, "NVML"), Figure(memory.free, "NVML"))
 
 
-def _is_sliced(nvml: Any, index: int) -> bool:
+def nvml_identity(nvml: Any, handle: Any, index: int) -> DeviceIdentity:
+    """Return the identity of a device that NVML holds at ``index``."""
+    return DeviceIdentity(
+        "cuda",
+        index,
+        printable(nvml.nvmlDeviceGetName(handle)),
+        _uuid(nvml.nvmlDeviceGetUUID(handle)),
+        _pci(nvml.nvmlDeviceGetPciInfo(handle).busId),
+    )
+
+
+def is_sliced(nvml: Any, handle: Any) -> bool:
+    """Tell whether MIG gives the device away in slices."""
     try:
-        current, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(index))
+        current, _ = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError:
         return False
     return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)

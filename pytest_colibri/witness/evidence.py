@@ -112,6 +112,114 @@ class MemoryEvidence:
 
 
 @dataclass(frozen=True)
+class EngineUse:
+    """How long one class of engines of a device has worked for a run so far, as its driver counts.
+
+    ``busy_ns`` adds up over the engines of the class and is None while nothing measures it. ``compute`` tells
+    whether the driver gives compute work to this class. ``bounded`` is False where such work can pass by the
+    counter, so that no growth of it means nothing.
+    """
+
+    engine: str
+    compute: bool
+    busy_ns: int | None
+    bounded: bool = True
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What the processes of a run have had of one device up to one moment. ``resident_bytes`` is what they
+    hold there now, None where it is not told; it is never evidence of work. ``ended_clients`` counts the
+    users of the device that have gone: what they did between the last look and their end is not counted."""
+
+    device: DeviceIdentity
+    driver: str
+    engines: tuple[EngineUse, ...]
+    resident_bytes: int | None
+    ended_clients: int = 0
+
+
+@dataclass(frozen=True)
+class CounterSample:
+    """One look at the counters of a driver, at microseconds of the monotonic clock of the machine."""
+
+    at_us: int
+    devices: tuple[DeviceUse, ...]
+
+
+@dataclass(frozen=True)
+class ProcessAccount:
+    """What a driver's accounts say of one process over its whole life: the share of it in which a kernel was
+    executing, None where the driver does not tell it, how long it had the device open (0 while it still has),
+    and the most memory that it held there."""
+
+    device: DeviceIdentity
+    pid: int
+    busy_percent: int | None
+    open_ms: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class CounterEvidence:
+    """What a witness read from the counters of kernel and drivers over a whole run.
+
+    A sample tells of work that was done up to ``lag_us`` before it. A share of the time below
+    ``unseen_percent`` may read as none. ``notes`` say what could not be read.
+    """
+
+    witness: str
+    samples: tuple[CounterSample, ...]
+    lag_us: int = 0
+    unseen_percent: int = 0
+    notes: tuple[str, ...] = ()
+    accounts: tuple[ProcessAccount, ...] = ()
+
+
+@dataclass(frozen=True)
+class Window:
+    """A phase of a run, from and to microseconds of the monotonic clock, as its lines were read."""
+
+    phase: str
+    began_us: int
+    ended_us: int
+
+
+@dataclass(frozen=True)
+class EngineTime:
+    """How long one class of engines worked within a window: ``at_least_ns`` between looks that lie within it,
+    ``at_most_ns`` between looks around it. Either is None where nothing measured it."""
+
+    engine: str
+    compute: bool
+    at_least_ns: int | None
+    at_most_ns: int | None
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """How long a device worked within a window, and the most that was held there at any look within it."""
+
+    device: DeviceIdentity
+    driver: str
+    engines: tuple[EngineTime, ...]
+    peak_resident_bytes: int | None
+
+    @property
+    def computed_at_least_ns(self) -> int | None:
+        """Time that is sure to have gone into compute work, None when nothing measured any."""
+        known = [e.at_least_ns for e in self.engines if e.compute and e.at_least_ns is not None]
+        return sum(known) if known else None
+
+    @property
+    def computed_at_most_ns(self) -> int | None:
+        """Time that can have gone into compute work, None unless all of it was measured."""
+        limits = [engine.at_most_ns for engine in self.engines if engine.compute]
+        known = [limit for limit in limits if limit is not None]
+        return sum(known) if known and len(known) == len(limits) else None
+
+
+@dataclass(frozen=True)
 class Output:
     """What the process left behind. ``status`` is its exit status, negative for a signal. ``ended`` says who
     ended it; lines are without their newline. A stream is kept up to the first line that goes beyond its
@@ -129,9 +237,12 @@ class Output:
 @dataclass(frozen=True)
 class WatchedRun:
     """One engine run with everything that was seen of it; ``dispatch`` is None without a witness in reach.
-    ``unwitnessed`` says why a witness that was asked for gave nothing for this run."""
+    ``unwitnessed`` says why a witness that was asked for gave nothing for this run. ``counters`` holds what
+    each witness by driver counters saw, ``windows`` the phases that the engine announced."""
 
     output: Output
     dispatch: DispatchEvidence | None
     memory: MemoryEvidence
     unwitnessed: str | None = None
+    counters: tuple[CounterEvidence, ...] = ()
+    windows: tuple[Window, ...] = ()

@@ -15,6 +15,7 @@ import pytest
 from pytest_colibri.cli import main
 from pytest_colibri.container.tiny import write_tiny_model
 from pytest_colibri.findings import STATES
+from pytest_colibri.witness.drivers import driver_witnesses
 
 EMULATED = ("--profile=nvidia-cuda", "--emulate")
 
@@ -147,6 +148,17 @@ def test_a_user_named_as_a_word_of_the_schema(
     diagnosis = json.loads(capsys.readouterr().out)
     assert diagnosis["host"] == {"kind": "emulated", "system": "linux", "architecture": "x86_64"}
     assert {finding["state"] for finding in diagnosis["findings"]} <= set(STATES)
+
+
+def test_each_witness_says_what_it_reaches_on_this_machine_and_on_no_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for options, counted in (((), len(driver_witnesses())), (EMULATED, 0)):
+        main(["doctor", "--json", *options])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        told = [f["sentence"].partition(": ") for f in findings if f["check"] == "witness.counters"]
+        assert len(told) == counted
+        assert all(reason for _, _, reason in told)
 
 
 def test_names_out_of_files_do_not_reach_the_terminal_raw(

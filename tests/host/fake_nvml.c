@@ -1,9 +1,12 @@
-/* The part of NVML that is asked for, on a machine with a chip that shares the RAM and three cards, the last in slices. */
+/* The part of NVML that is asked for, on a machine with a chip that shares the RAM and three cards, the last in slices.
+ * The processes on the third are the lines of the file that FAKE_NVML_PROCESSES names: what (share, held or account),
+ * process, and two or three figures. */
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
 
 static const char *const NAMES[] = {"NVIDIA GB10", "NVIDIA A100-SXM4-80GB", "NVIDIA H200",
                                    "NVIDIA H100"};
@@ -51,5 +54,81 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
     *current = *pending = place(device) == 3;
     return place(device) == 0 ? NOT_SUPPORTED : SUCCESS;
+}
+struct line {
+    unsigned pid;
+    unsigned long long first, second, third;
+};
+static unsigned lines(const char *what, struct line *found, unsigned room) {
+    const char *path = getenv("FAKE_NVML_PROCESSES");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char word[16];
+    struct line line;
+    unsigned count = 0;
+    while (file && fscanf(file, "%15s %u %llu %llu %llu", word, &line.pid, &line.first, &line.second, &line.third) == 5)
+        if (!strcmp(word, what) && count < room) found[count++] = line;
+    if (file) fclose(file);
+    return count;
+}
+static int tells_processes(void *device) {
+    struct line lost[1];
+    if (lines("lost", lost, 1)) return GPU_IS_LOST;
+    return place(device) == 2 ? SUCCESS : place(device) == 1 ? NO_PERMISSION : NOT_SUPPORTED;
+}
+struct share {
+    unsigned pid;
+    unsigned long long time;
+    unsigned sm, memory, encoder, decoder;
+};
+int nvmlDeviceGetProcessUtilization(void *device, struct share *shares, unsigned *count, unsigned long long since) {
+    struct line found[64];
+    unsigned total = lines("share", found, 64), newer = 0;
+    int status = tells_processes(device);
+    if (status != SUCCESS) return status;
+    for (unsigned i = 0; i < total; i++) {
+        if (found[i].first <= since) continue;
+        if (shares && newer < *count)
+            shares[newer] = (struct share){found[i].pid, found[i].first, (unsigned)found[i].second, 0, 0, 0};
+        newer++;
+    }
+    *count = newer;
+    if (shares) return SUCCESS;
+    return newer ? INSUFFICIENT_SIZE : getenv("FAKE_NVML_SUCCEEDS") ? SUCCESS : NOT_FOUND;
+}
+struct process {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *processes) {
+    struct line found[64];
+    unsigned total = place(device) == 2 ? lines("held", found, 64) : 0, room = *count;
+    *count = total;
+    if (total > room) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < total; i++)
+        processes[i] = (struct process){found[i].pid, found[i].first, -1u, -1u};
+    return SUCCESS;
+}
+int nvmlDeviceGetAccountingMode(void *device, unsigned *mode) {
+    *mode = place(device) == 2;
+    return place(device) == 0 ? NOT_SUPPORTED : SUCCESS;
+}
+struct account {
+    unsigned gpu, memory;
+    unsigned long long peak, time, start;
+    unsigned is_running, reserved[5];
+};
+int nvmlDeviceGetAccountingStats(void *device, unsigned pid, struct account *account) {
+    struct line found[64];
+    unsigned total = place(device) == 2 ? lines("account", found, 64) : 0;
+    memset(account, 0, sizeof *account);
+    for (unsigned i = 0; i < total; i++) {
+        if (found[i].pid != pid) continue;
+        account->gpu = (unsigned)found[i].first;
+        account->peak = found[i].second;
+        account->time = found[i].third;
+        return SUCCESS;
+    }
+    return NOT_FOUND;
 }
 const char *nvmlErrorString(int code) { (void)code; return "fault"; }
