@@ -167,15 +167,22 @@ def select_issues(issues: Sequence[Issue], names: Iterable[str]) -> tuple[Issue,
 
 
 def issue_results(
-    issue: Issue, verdicts: Collection[Verdict], mismatch: str | None, silence: str | None, *, emulated: bool
+    issue: Issue,
+    verdicts: Collection[Verdict],
+    mismatch: str | None,
+    silence: str | None,
+    *,
+    unasked: int,
+    emulated: bool,
 ) -> Iterator[IssueResult]:
     """Say what became of each half of a report.
 
     ``mismatch`` is why it cannot be confirmed on the machine of this session, ``silence`` why its checks say
-    nothing there. On an emulated host no engine runs: a report with a planner half is decided by that alone.
+    nothing there, ``unasked`` how many of its questions were left out. On an emulated host no engine runs: a
+    report with a planner half is decided by that alone.
     """
     if issue.planner:
-        yield IssueResult(issue.id, "planner", *_planner_state(issue, verdicts, mismatch or silence))
+        yield IssueResult(issue.id, "planner", *_planner_state(issue, verdicts, mismatch or silence, unasked))
     if issue.engine is not None and mismatch is not None:
         yield IssueResult(issue.id, "engine", "not_applicable", mismatch)
     elif issue.engine is not None:
@@ -184,13 +191,15 @@ def issue_results(
 
 
 def _planner_state(
-    issue: Issue, verdicts: Collection[Verdict], not_applicable: str | None
+    issue: Issue, verdicts: Collection[Verdict], not_applicable: str | None, unasked: int
 ) -> tuple[IssueState, str]:
     own = [verdict for verdict in verdicts if verdict.issue == issue.id]
     if broken := [verdict for verdict in own if verdict.state == "broken"]:
         return "reproduced", _in_words(broken)
     if unshown := [verdict for verdict in own if verdict.state != "held"]:
         return "inconclusive", _in_words(unshown)
+    if own and unasked:
+        return "inconclusive", f"questions left out: {unasked}; of the others: {_in_words(own)}"
     if own:
         return "not_reproduced", _in_words(own)
     if not_applicable is not None:

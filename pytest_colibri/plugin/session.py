@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import cached_property
@@ -51,6 +52,7 @@ from pytest_colibri.witness.evidence import Reach
 
 VERDICT_PROPERTY = "colibri.verdict"
 NOT_APPLICABLE_PROPERTY = "colibri.not_applicable"
+QUESTIONS_PROPERTY = "colibri.questions"
 TRIALS_KEY = "colibri_trials"
 PLANS_KEY = "colibri_plans"
 DEFAULT_TIMEOUT_S = 120
@@ -77,6 +79,7 @@ class ColibriSession:
         self.trials_seen: list[dict[str, object]] = []
         self.plans_seen: list[dict[str, object]] = []
         self.not_applicable: dict[str, str] = {}
+        self.unasked: dict[str, int] = {}  # questions of each report that no test has put yet
         self.deselected: dict[str, int] = {}
         self.refusal: tuple[int, str] | None = None
         self.conclusion: tuple[int, str] | None = None
@@ -284,6 +287,7 @@ class ColibriSession:
     @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave out what does not apply, count it, and keep the tests of one device on one worker."""
+        _count_questions(items)
         kept, dropped = [], []
         for item in items:
             reason = self._why_deselected(item)
@@ -341,6 +345,9 @@ class ColibriSession:
                     self.verdicts[Verdict(**json.loads(str(value)))] = None
                 elif name == NOT_APPLICABLE_PROPERTY:
                     self.not_applicable.update(json.loads(str(value)))
+                elif name == QUESTIONS_PROPERTY:
+                    issue, count = json.loads(str(value))
+                    self.unasked[issue] = self.unasked.get(issue, count) - 1
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
@@ -398,8 +405,14 @@ class ColibriSession:
 
     def _results_of(self, issue: Issue) -> Iterator[IssueResult]:
         mismatch = None if self.everything else issue.machine.mismatch(*self.machine(None))
-        silence = self.not_applicable.get(issue.id)
-        return issue_results(issue, self.verdicts, mismatch, silence, emulated=self.emulated)
+        return issue_results(
+            issue,
+            self.verdicts,
+            mismatch,
+            self.not_applicable.get(issue.id),
+            unasked=self.unasked.get(issue.id, 0),
+            emulated=self.emulated,
+        )
 
     def _write_evidence(self) -> None:
         """Write the evidence file; when that fails, no run ends as if all were well."""
@@ -473,6 +486,21 @@ def _check_model(folder: Path) -> None:
     reference = folder / REFERENCE_FILE
     if reference.is_file():
         read_token_reference(reference)
+
+
+def _count_questions(items: Iterable[pytest.Item]) -> None:
+    """Let each test that puts a question of a report say how many there are, before others leave some out."""
+    issues = {item: _issue_of(item) for item in items}
+    counts = Counter(issues.values())
+    for item, issue in issues.items():
+        if issue:
+            item.user_properties.append((QUESTIONS_PROPERTY, json.dumps([issue, counts[issue]])))
+
+
+def _issue_of(item: pytest.Item) -> str:
+    """Return the report whose question a test puts, an empty text without one."""
+    question = getattr(getattr(item, "callspec", None), "params", {}).get("plan_question")
+    return question[1].issue if isinstance(question, tuple) else ""
 
 
 def _tier_of(item: pytest.Item, marker: pytest.Mark) -> str:

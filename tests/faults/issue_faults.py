@@ -76,7 +76,7 @@ class IssueTrials:
         self._planner.fault = fault
         by_question = [tuple(self._judge(issue, place)) for place in range(len(issue.planner))]
         verdicts = [verdict for verdicts in by_question for verdict in verdicts]
-        result = next(iter(issue_results(issue, verdicts, None, None, emulated=True)))
+        result = next(iter(issue_results(issue, verdicts, None, None, unasked=0, emulated=True)))
         broken = frozenset(
             (place, CHECK_OF_CLAIM[verdict.claim])
             for place, verdicts in enumerate(by_question)

@@ -102,6 +102,17 @@ def test_the_embedded_planner_is_judged_alike(pytester: pytest.Pytester) -> None
     }
 
 
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two workers"])
+def test_a_report_of_which_questions_are_left_out_is_not_settled(
+    pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    everywhere = ("--profile=all", "--emulate", "--issue=325", *workers)
+    result = run(pytester, *everywhere, "-k", "not nvidia-cuda")
+    assert result.ret == 6
+    assert "questions left out: 1; of the others: " in line(result, "issue 325, planner: inconclusive: ")
+    assert run(pytester, *everywhere).ret == 0
+
+
 def test_reports_on_engines_are_inconclusive(pytester: pytest.Pytester) -> None:
     numbers = ("766", "767", "687", "856", "885", "848", "783", "887", "892", "813", "585")
     result = run(pytester, "--profile=all", "--emulate", *(f"--issue={number}" for number in numbers))
