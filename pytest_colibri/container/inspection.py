@@ -146,7 +146,8 @@ def _sequence(survey: _Survey) -> Finding:
     counted = [match for match in map(_COUNTED.fullmatch, shards) if match]
     if complete:
         faults = list(_faults_of_total(complete))
-        numbered = f"{len(complete)} of {int(complete[0]['total'])}"
+        totals = {match["stem"]: int(match["total"]) for match in complete}
+        numbered = f"{len(complete)} of {sum(totals.values())}"
     elif counted:
         faults = list(_faults_of_count(counted))
         numbered = f"{len(counted)}, whose names do not tell how many there must be"
@@ -168,9 +169,11 @@ def _faults_of_total(names: Sequence[re.Match[str]]) -> Iterator[str]:
     sequences: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for name in names:
         sequences[name["stem"], int(name["total"])].append(int(name["number"]))
-    if len(sequences) > 1:
-        said = sorted(f"{stem} of {total}" for stem, total in sequences)
-        yield f"their names tell {len(sequences)} sequences ({few(said, len(said))})"
+    stems = Counter(stem for stem, _ in sequences)
+    # Other rows, such as those of multi-token prediction, may come as a sequence of another name.
+    said = sorted(f"{stem} of {total}" for stem, total in sequences if stems[stem] > 1)
+    if said:
+        yield f"their names tell {len(said)} sequences ({few(said, len(said))})"
     for (stem, total), numbers in sequences.items():
         there = set(numbers)
         surplus = sorted(number for number in there if not 1 <= number <= total)

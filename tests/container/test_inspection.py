@@ -260,6 +260,8 @@ def test_a_model_needs_no_history(model: Path) -> None:
         (["m-1-of-2.safetensors", "m-2-of-2.safetensors", "mtp.safetensors"], "warning", "mtp.safetensors"),
         (["m-1-of-2.safetensors", "m-01-of-2.safetensors"], "failed", "more than one file is number 1"),
         (["m-1-of-2.safetensors", "m-2-of-3.safetensors"], "failed", "2 sequences"),
+        (["m-1-of-1.safetensors", "mtp-1-of-1.safetensors"], "ok", "2 of 2"),
+        (["m-1-of-1.safetensors", "mtp-1-of-2.safetensors"], "failed", "mtp: 1 of 2 missing: 2"),
         (["m-0-of-1.safetensors", "m-1-of-1.safetensors"], "failed", "0 beyond the 1"),
         (["m-1-of-999999999.safetensors"], "failed", "999999998 of 999999999 missing: 2, 3, 4 and 999999995"),
         (["out-00000.safetensors", "out-00001.safetensors"], "ok", "do not tell how many"),
