@@ -86,7 +86,12 @@ def _environment(request: PlannerRequest, stage: Stage | None) -> Mapping[str, s
     """Return this process' variables with those of the user in the request instead of its own."""
     masks = _DEVICE_MASKS if stage else frozenset()
     left_out = engine_variables(os.environ).keys() | masks
-    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        # pytest tells in variables which question is being asked; a planner must not answer to that.
+        if name not in left_out and not name.startswith("PYTEST_")
+    }
     environment = inherited | dict(request.environment)
     return stage.environment(environment) if stage else environment
 

@@ -296,3 +296,11 @@ def test_the_embedded_planner_plans_for_this_machine(model: Path) -> None:
     answer = ReferencePlanner().ask(PlannerRequest(model, "cpu"))
     assert answer.plan is not None, answer
     assert json.loads(json.dumps(answer.plan))["tiers"]["vram"]["devices"] == []
+
+
+def test_a_planner_is_not_told_which_question_it_is_asked(request_here: PlannerRequest) -> None:
+    code = (
+        "import os, json; "
+        "print(json.dumps({'refused': ' '.join(n for n in os.environ if n.startswith('PYTEST_')) or 'none'}))"
+    )
+    assert ProgramPlanner("mine", "a test", (sys.executable, "-c", code)).ask(request_here).refused == "none"
