@@ -60,8 +60,10 @@ def states(pytester: pytest.Pytester) -> dict[tuple[str, str, str | None], str]:
 
 
 def test_whole_suite_on_software_vulkan(pytester: pytest.Pytester) -> None:
-    result = run(pytester, "--profile=software-vulkan", "--junit-xml=report.xml")
+    result = run(pytester, "--profile=software-vulkan", "--junit-xml=report.xml", "-rs")
     assert result.ret == 0, result.stdout.str()
+    assert "nothing is claimed in this case" in text(result)
+    assert not [line for line in result.stdout.lines if line.endswith(": Skipped")]
     verdicts = states(pytester)
     assert set(verdicts.values()) == {"held"}
     for model in ("f32", "int8-row", "int4-row", "int4-grouped-32", "int4-grouped-64"):
