@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             return _end(USAGE, f"{error.filename}: {error.strerror}")
+        with suppress(OSError):  # what is left of the output would fail again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _end(FAILED, f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
         return _end(INTERRUPTED, "interrupted")
